@@ -1,8 +1,8 @@
-"""Connects a process with the other ranks, as its configuration says: a connection to the store, and peer connections
-for every generation.
+"""Connects a process with the other ranks according to its configuration: one connection to the store, and connections
+to peers for every generation.
 
-Keep one Rendezvous from the first ``init()`` until the process ends, across shutdowns: when its connection to the store
-breaks, the other ranks learn that this rank has died, and in rank-0 mode rank 0 serves the store to all ranks."""
+Keep one Rendezvous from the first ``init()`` until the process ends, across shutdowns. Its connection to the store lets
+the other ranks learn when this rank dies. On rank 0 it may also be the store's server, which all ranks need."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ class Rendezvous:
             )
 
     def leave(self) -> None:
-        """Leave the store in good order. Idempotent.
+        """Tell the store that this rank leaves, so that it does not count as lost. Idempotent.
 
-        At exit, call this *before* the engine shuts down: the launcher takes the order in which ranks leave for the
-        order of failures."""
+        At exit, call this *before* the engine shuts down: the launcher assumes that ranks leave in the order in which
+        they have failed."""
         if self._client is not None:
             self._client.close()
 

@@ -40,7 +40,7 @@ class BootstrapResult(NamedTuple):
 
 
 def tcp_bootstrap_address(config: Config, launched: LaunchedProcess) -> BootstrapAddress | None:
-    """Where the processes bootstrap over TCP; None if they bootstrap over MPI."""
+    """Where the processes find rank 0 if they bootstrap over TCP; None if they bootstrap over MPI."""
     return None if config.controller == "mpi" else launched.bootstrap_address
 
 

@@ -2,8 +2,8 @@
 
 It is the HMAC of the job's name under the user's key, so that no two jobs share a secret. The key is
 ``HOROPLUG_SECRET_KEY`` or the content of ``HOROPLUG_SECRET_FILE`` if one of them is set, else a file in the user's home
-folder, which the hosts of a cluster normally share. Reading that file takes the user's own permissions, which would
-allow to attack the job in any case."""
+folder, which the hosts of a cluster normally share. Whoever can read that file has the user's permissions, and could
+attack the job without it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job_secret(given: bytes | None, job: str) -> bytes:
 
 
 def derive(key: bytes, job: str) -> bytes:
-    """The secret of a job, derived from a key, which cannot be computed from it."""
+    """The secret of a job, derived from a key. The key cannot be computed from the secret."""
     return hmac.new(key, b"horoplug job\0" + job.encode(), hashlib.sha256).digest()
 
 

@@ -1,11 +1,11 @@
 """Recognises jobs that another launcher than ``horovodrun`` has started, by the variables that launchers set.
 
-:data:`LAUNCHERS` is the whole table. The innermost launcher has started this very process, and so comes first:
-``mpirun`` in a Slurm job, ``torchrun`` in a step of ``srun`` or under ``mpirun``. Horovod's own variables take
-precedence over all launchers: if ``HOROVOD_SIZE`` is set, the table is not consulted.
+:data:`LAUNCHERS` is the whole table. If the variables of several launchers are set, the innermost launcher comes first,
+because it has started this process: ``mpirun`` in a Slurm job, ``torchrun`` in a step of ``srun`` or under ``mpirun``.
+Horovod's own variables take precedence over all launchers: if ``HOROVOD_SIZE`` is set, the table is not used.
 
-Processes inherit variables from others, so a row may name a function that tells whether they describe this process.
-This module connects nothing. :mod:`horoplug.rendezvous.bootstrap.bootstrap` connects the processes."""
+A process may have inherited variables that describe another process, so a row may have a function that detects this.
+This module opens no connections; :mod:`horoplug.rendezvous.bootstrap.bootstrap` connects the processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Launcher(NamedTuple):
     numbers: Callable[[str, str], tuple[int, int]] = _parse_numbers
     """Parses the values of the two variables into rank and size. Errors: ValueError."""
     why_inherited: Callable[[Environment], str] | None = None
-    """Why this process has the variables from another one; empty if they describe this process."""
+    """Returns why the variables describe another process; empty if they describe this process."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _of_sagemaker_numbers(current: str, hosts: str) -> tuple[int, int]:
 def _hosts(text: str) -> list[str]:
     found = json.loads(text)
     if not isinstance(found, list) or not found or not all(isinstance(n, str) for n in found):
-        raise ValueError("no list of names")
+        raise ValueError("not a list of names")
     return sorted(found, key=lambda name: (len(name), name))  # the same everywhere: algo-2, algo-10
 
 
@@ -179,7 +179,8 @@ def candidates(env: Environment) -> list[Launcher]:
 
 
 def inherited(env: Environment) -> str:
-    """A line about variables that describe another process than this one; empty without any, and for one rank."""
+    """A warning of one line about variables that describe another process; empty if there are none, or if they describe
+    a job of one rank."""
     if not has_own_variables(env):
         for each in _set(env):
             reason = each.why_inherited(env) if each.why_inherited else ""
@@ -216,7 +217,7 @@ def recognise(env: Environment) -> LaunchedProcess | None:
     try:
         rank, size = launcher.numbers(*values)
     except ValueError:
-        raise ValueError(f"{says}, which is no rank of any size; {remedy}.") from None
+        raise ValueError(f"{says}, which are not a rank and a size; {remedy}.") from None
     if not 0 <= rank < size:
         raise ValueError(f"{says}, but ranks are 0 to {size - 1}; {remedy}.")
     if size == 1:

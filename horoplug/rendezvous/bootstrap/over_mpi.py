@@ -1,8 +1,8 @@
 """Bootstrap over MPI, through mpi4py: rank 0 serves the store and broadcasts its address.
 
-MPI does not encrypt what it sends. So the ranks of several hosts derive the job's secret from the user's key and random
-bytes of rank 0, if all of them have the key (:mod:`.job_key`). If they have not, rank 0 makes the secret and broadcasts
-it, which protects the job only from those who cannot read MPI's traffic."""
+MPI does not encrypt what it sends. If ranks on several hosts all have the user's key (:mod:`.job_key`), they derive the
+job's secret from this key and random bytes of rank 0. Otherwise rank 0 makes the secret and broadcasts it, which
+protects the job only from attackers who cannot read MPI's traffic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.topology import host_key
 from horoplug.rendezvous.store.server import StoreServer
 
-_SAME, _NONE, _OTHER, _GIVEN_OTHER = b"=-!x"  # what a rank's key is, compared with that of rank 0
+# The key of a rank compared with that of rank 0: equal, missing, another one in the user's file, another one that the
+# environment gives.
+_SAME, _NONE, _OTHER, _GIVEN_OTHER = b"=-!x"
 _log: Final = logging.getLogger("horoplug")
 
 Rendezvous = tuple[tuple[str, int], bytes, StoreServer | None]
@@ -99,8 +101,8 @@ def _are_on_one_host(communicator: Any, config: Config) -> bool:
 
 
 def _secret_from_key(communicator: Any, config: Config) -> bytes | None:
-    """The job's secret, derived from the key of the user, which does not leave the hosts; None if the ranks do not have
-    one key in common and the environment gives none. Collective.
+    """The job's secret, derived from the user's key, which does not leave the hosts. None if the ranks have no common
+    key and the environment gives none. Collective.
 
     Errors: ValueError of one line, on all ranks, if the environment of a rank gives a key that not all ranks have."""
     first = communicator.rank == 0
@@ -162,8 +164,9 @@ def _some(ranks: list[int]) -> str:
 def _serve(
     config: Config, on_one_host: bool, secret: bytes | None
 ) -> tuple[StoreServer | None, bytes]:
-    """Start the server on rank 0. Returns it with the message for all ranks: "+", secret and address, or "-" and an
-    error text. ``secret``: the one that the ranks have derived; the message has zeros in its place. None: a new one."""
+    """Start the server on rank 0. Returns the server and the message for all ranks: "+", secret and address, or "-" and
+    an error text. ``secret``: the secret that the ranks have derived, in whose place the message has zeros; None: make
+    a new secret."""
     own = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
     try:
         address = "127.0.0.1" if on_one_host else own_address(config.gloo_iface)

@@ -1,9 +1,9 @@
 """Bootstrap over TCP, for processes that know their ranks and rank 0's host, and have no MPI.
 
-Rank 0 serves the store on its host, at one of a few ports that are derived from the job's secret, so that nobody else
-can tell which. The other ranks try these in turn until a server proves that it knows the secret. Whatever else listens
-on such a port, and whatever it answers, costs time only: the handshake reveals nothing to it, and a refusal by somebody
-who has not proved anything is no reason to give up before the start timeout."""
+Rank 0 serves the store on its host, at one of a few ports. These are derived from the job's secret, so that nobody else
+can predict them. The other ranks try the ports in turn until a server proves that it knows the secret. A foreign
+process that listens on such a port only costs time: the handshake reveals nothing to it, and ranks ignore refusals by
+processes that have not proved to know the secret, until the start timeout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def candidate_hosts(config: Config, where: BootstrapAddress) -> list[str]:
 def bootstrap_over_tcp(
     config: Config, launched: LaunchedProcess, where: BootstrapAddress
 ) -> tuple[Address, bytes, StoreServer | None]:
-    """The rendezvous's address and secret, and on rank 0 its server. Errors: those of :func:`.bootstrap.bootstrap`."""
+    """The address and the secret of the rendezvous, and on rank 0 its server. Errors: those of
+    :func:`.bootstrap.bootstrap`."""
     secret = job_secret(config.secret_key, where.job)
     hosts = candidate_hosts(config, where)
     port = config.rendezvous_port
@@ -94,8 +95,8 @@ def _serve(secret: bytes, hosts: Sequence[str], numbers: Sequence[int]) -> Store
 
 
 def _listen_addresses(hosts: Sequence[str]) -> list[str]:
-    """Addresses to try to listen on: those of the hosts, then this host's own, in case other ranks reach it under
-    another name or through a gateway."""
+    """Addresses to try to listen on: those of ``hosts``, then those of this host, because other ranks may reach it
+    under another name or through a gateway."""
     found: list[str] = []
     for host in hosts:
         try:

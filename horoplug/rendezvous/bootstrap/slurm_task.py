@@ -1,7 +1,7 @@
-"""Whether Slurm's variables in a process's environment still describe this process.
+"""Determines whether Slurm's variables in the environment of a process describe this process.
 
-Every process that a task starts inherits the variables: also those of a shell of ``srun --pty``, from which a user
-starts programs, and of a tmux server, whose shells keep them long after the job's end."""
+Every descendant of a task inherits the variables. Examples are programs that a user starts from a shell of
+``srun --pty``, and shells of a tmux server, which keep the variables long after the job has ended."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class _Process(NamedTuple):
 
 
 def why_inherited(env: Mapping[str, str]) -> str:
-    """Why ``env`` has its variables of a step from another process; empty if it describes this process.
+    """Why the variables of a step in ``env`` describe another process; empty if they describe this process.
 
-    It is also empty if that cannot be known: Slurm does not tell the task's pid, or this process runs in a container
-    that does not show it."""
+    The result is also empty if that is unknown: Slurm does not give the pid of the task, or this process runs in a
+    container in which that process is not visible."""
     task = env.get("SLURM_TASK_PID", "").strip()
     if not task.isdecimal():
         return ""
     line = _ancestry(os.getpid())
     found = line.get(int(task))
     if found is not None:
-        # Only an interactive shell puts its commands into process groups of their own, on the terminal of its step.
+        # Only an interactive shell on the terminal of a step starts each command in a process group of its own.
         if found.terminal != 0 and found.group != os.getpgrp():
             return "an interactive shell (srun --pty) has started this process"
         return ""
@@ -46,7 +46,7 @@ def why_inherited(env: Mapping[str, str]) -> str:
 
 
 def why_over(env: Mapping[str, str]) -> str:
-    """Why the job of Slurm that ``env`` describes has no hosts any more; empty if it has, or if Slurm does not tell."""
+    """Why the Slurm job that ``env`` describes has no hosts any more; empty if it still has, or if that is unknown."""
     job, squeue = env.get("SLURM_JOB_ID", "").strip(), shutil.which("squeue", path=env.get("PATH"))
     if not job.isdecimal() or squeue is None:
         return ""
@@ -66,7 +66,7 @@ def why_over(env: Mapping[str, str]) -> str:
 
 
 def _ancestry(pid: int) -> dict[int, _Process]:
-    """A process and the processes above it, as far as this process sees them, without the first one."""
+    """A process and its ancestors that are visible to this process, without the topmost one, by pid."""
     found: dict[int, _Process] = {}
     while pid > 1:
         try:

@@ -1,9 +1,9 @@
 """The event loop in which one rank connects to the ranks below it and accepts connections from the ranks above it.
 
-A stranger on a listener can lose at most its own connection: each incoming connection has a short deadline, their
-number is limited, and all of them advance side by side. If a connection that this rank makes breaks, the rank retries
-for a moment, since the peer may have been too busy, and then raises an error that names the peer. If something that has
-not proved to know the secret answers or refuses in the peer's place, the rank retries until its deadline."""
+A foreign process that connects to a listener does not disturb other connections: each incoming connection has a short
+deadline, their number is limited, and all of them advance concurrently. If a connection that this rank makes breaks,
+the rank retries for a moment, since the peer may have been too busy, and then raises an error that names the peer. If a
+process that has not proved to know the secret answers in the peer's place, the rank retries until its deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REJECTED_PAUSE = 0.2
 _RETRY_SECONDS = 1.0
 _LOGGED = 10
 _WRONG_USER = (
-    "in the place of rank {}, a process of user {} listens, who is not the user of this job"
+    "in the place of rank {}, a process of user {} listens, which is not the user of this job"
 )
 _BUFFER_BYTES = 1073741824
 
@@ -74,7 +74,7 @@ def tune_tcp(sock: socket.socket, data_timeout: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(seconds // 6, 1))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
-    # A fixed size turns the kernel's autotuning off, so it helps only where it exceeds what autotuning can reach.
+    # A fixed buffer size turns the kernel's autotuning off. It helps only if it exceeds the largest size of autotuning.
     for option, name in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
         if _kernel_limit(name) >= _BUFFER_BYTES:
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -303,7 +303,7 @@ class Connector:
         self.rejections.pop((connection.rank, connection.lane), None)
 
     def _admit(self, rank: int, lane: int, local: bool) -> Refusal | None:
-        """Why an incoming connection has to be refused; None if it is welcome."""
+        """Why an incoming connection has to be refused; None: it is accepted."""
         if rank <= self._me.rank or rank not in self._addresses or local != (rank in self._local):
             return Refusal.RANK
         if lane >= self._lane_count(rank):
@@ -311,8 +311,8 @@ class Connector:
         return Refusal.DUPLICATE if (rank, lane) in self._ready else None
 
     def _rejected(self, key: Key, error: AuthenticationError) -> None:
-        """Something that has not proved to be a lower rank has answered in its place, which says nothing about that
-        rank: try again until the deadline."""
+        """A process that has not proved to be the lower rank has answered in its place. The rank itself may still
+        answer, so try again until the deadline."""
         self._complain(str(error))
         self.rejections[key] = error
         self._retries[key] = time.monotonic() + _REJECTED_PAUSE
@@ -368,8 +368,8 @@ class Connector:
         return {rank: self._ready[rank, 0] for rank in self._addresses if rank in self._local}
 
     def data_keys(self, rank: int) -> bytes:
-        """The keys of all connections to a rank, by lane, that encrypt what the core sends and receives; nothing if the
-        connections are not encrypted."""
+        """The concatenated keys of all connections to a rank, by lane, which encrypt what the core sends and receives;
+        empty if the connections are not encrypted."""
         return b"".join(
             self._ready[rank, lane].data_keys() for lane in range(self._lane_count(rank))
         )

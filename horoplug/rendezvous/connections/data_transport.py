@@ -1,4 +1,4 @@
-"""Chooses what carries the data between hosts, TCP or MPI, by measuring both. All ranks come to the same choice."""
+"""Chooses TCP or MPI as the transport of data between hosts, by measuring both. All ranks make the same choice."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class _Choice:
         return tcp, self._choose(table, tcp)
 
     def _neighbours(self) -> tuple[int | None, int | None]:
-        """The next rank, to which this rank measures the link, and the previous one, which measures the link to this
-        one; None for a neighbour on the same host."""
+        """The next rank, to which this rank measures the link, and the previous rank, which measures the link to this
+        rank; None for a neighbour on the same host."""
         size = len(self.hosts)
         near = ((self.rank + 1) % size, (self.rank - 1) % size)
         following, previous = (r if self.hosts[r] != self.hosts[self.rank] else None for r in near)
@@ -68,8 +68,8 @@ class _Choice:
         try:
             return Measurement(to, back).run(self.records.deadline)
         except OSError:
-            # A neighbour has ended: the store or the core reports that with a better message. The other neighbour must
-            # not wait for this rank's part, and neither must rank 0, which learns of lost ranks for all.
+            # A neighbour has ended, which the store or the core reports with a better message. Close the connections,
+            # so that the other neighbour does not wait for this rank, and continue, so that rank 0 does not either.
             for sock in filter(None, (to, back)):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
@@ -115,9 +115,8 @@ class _Choice:
     def _agree_on_costs(
         self, mpi: MpiTransport, known: Sequence[Any] | None, tcp: LinkSpeed | None
     ) -> Costs:
-        """MPI's costs: ``known``, those of an earlier generation if all ranks know the same, else newly measured ones.
-
-        Connects MPI if it needs to be measured, or carries the data."""
+        """The costs of MPI: ``known``, those of an earlier generation, if all ranks know the same ones; otherwise they
+        are measured. Connects MPI if it has to be measured or carries the data."""
         costs = costs_from_json(known) if known else None
         if costs is None or mpi.wanted == "mpi" or is_faster(costs.speed, tcp):
             mpi.connect(self.records.deadline)
@@ -129,7 +128,8 @@ class _Choice:
         return costs
 
     def _fail_together(self) -> None:
-        """Wait until every rank is about to raise the same error. Rank 0 leaves last: the store may end with it."""
+        """Wait until every rank is about to raise the same error. Rank 0 waits for all, because the store may end with
+        it."""
         self.records.publish("failed", {})
         if self.rank == 0:
             with contextlib.suppress(RendezvousError):
@@ -137,11 +137,11 @@ class _Choice:
 
 
 def _summary(offers: dict[int, Record]) -> Record:
-    """What all ranks need of the offers of all.
+    """The table that rank 0 makes of the records of all ranks.
 
-    ``tcp``: the agreed speed; ``wanted``: what rank 0 wants; ``differs``: the first rank that wants something else,
-    with that; ``blocked``: the first rank where MPI cannot carry data, and why; ``costs``: of MPI, if all ranks know
-    the same."""
+    ``tcp``: the agreed speed of TCP; ``wanted``: the transport that rank 0 requests; ``differs``: the first rank that
+    requests another one, and which; ``blocked``: the first rank on which MPI cannot carry data, and why; ``costs``: the
+    costs of MPI, if all ranks know the same ones."""
     ordered = sorted(offers.items())
     wanted = offers[0].get("wanted")
     known = {costs_from_json(costs) for offer in offers.values() if (costs := offer.get("costs"))}
@@ -162,7 +162,7 @@ def _summary(offers: dict[int, Record]) -> Record:
 
 def _agreed_costs(records: dict[int, Record]) -> Record:
     costs = agree_on_mpi([record.get("costs") for record in records.values()])
-    assert costs is not None  # with several hosts, some neighbours are on different ones
+    assert costs is not None  # with several hosts, at least two neighbours are on different hosts
     return {"costs": costs}
 
 

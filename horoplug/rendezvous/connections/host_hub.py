@@ -1,17 +1,17 @@
 """Connects the ranks of one host with each other through one of them, the *hub*.
 
 Every rank of a host makes one connection to the hub, the lowest rank there, which authenticates both and carries the
-rank's memfd and eventfd (peer_connection.py). For each two of the other ranks the hub makes a pair of connected
-sockets, and sends one end to each, together with the other's memfd and eventfd. So n ranks need n - 1 handshakes, not
-n (n - 1) / 2. A pair has no name, so that no other process can connect to it, and reaches the two ranks over
-authenticated connections only.
+rank's memfd and eventfd (peer_connection.py). For each pair of other ranks, the hub makes two connected sockets, and
+sends one of them to each rank, together with the memfd and eventfd of the other rank. So n ranks need n - 1 handshakes,
+not n (n - 1) / 2. Such sockets have no name, so that no other process can connect to them, and they reach the two ranks
+over authenticated connections only.
 
     hub                                     member
     "HPhu", count u32, rank u32 …   ->      with stream, memfd and eventfd of each of these ranks
                                     <-      "HPok" for each message
 
 Both are authenticated messages (network/messages.py). The hub waits for the answers to most of its messages before it
-makes more pairs: the kernel limits the descriptors that are under way, and the hub those that it has open."""
+makes more pairs: the kernel limits the descriptors in transit, and the hub limits the descriptors that it has open."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store.client import StoreClient
 
 Descriptors = tuple[int, int, int]
-"""Of a rank on this host: stream, memfd, eventfd."""
+"""The descriptors that belong to one rank on this host: stream, memfd, eventfd."""
 
 _HEADER = struct.Struct("!4sI")
 _MAGIC = b"HPhu"
 _ANSWER = b"HPok"
 _BLOCK = 16  # the hub makes the pairs of two blocks of ranks at once
-_UNDER_WAY = 512  # descriptors that may not have arrived when the hub makes more
+_UNDER_WAY = 512  # limit for descriptors in transit: the hub makes no further pairs above it
 _PER_RANK = 3  # descriptors
 _MOST_RANKS = 2 * _BLOCK  # in one message
 _RIGHTS_SPACE = socket.CMSG_SPACE(_MOST_RANKS * _PER_RANK * 4)
@@ -49,7 +49,7 @@ HUB_DESCRIPTORS = 2 * _BLOCK * _BLOCK
 
 
 class Endpoint(Protocol):
-    """What :class:`HubLoop` drives: a :class:`Hub` or a :class:`Member`."""
+    """The state machine that :class:`HubLoop` runs: a :class:`Hub` or a :class:`Member`."""
 
     @property
     def done(self) -> bool:
@@ -67,7 +67,8 @@ class Endpoint(Protocol):
         TamperedMessageError, ProtocolError."""
 
     def take_changes(self) -> Mapping[int, bool]:
-        """By rank: whether this end waits until it can send to it; only ranks for which this may have changed."""
+        """Maps ranks to whether this end waits until it can send to them. Has only ranks for which that may have
+        changed since the last call."""
 
 
 class HubLoop:
@@ -143,7 +144,7 @@ class Hub:
                 yield one, other
 
     def _fill(self) -> None:
-        """Make and queue pairs while few enough descriptors are under way."""
+        """Make and queue pairs until :data:`_UNDER_WAY` descriptors are in transit."""
         while self._under_way <= _UNDER_WAY:
             blocks = next(self._blocks, None)
             if blocks is None:
@@ -241,7 +242,7 @@ class _Recipient:
 
     @property
     def owes_answer(self) -> bool:
-        """Whether it has not answered all messages."""
+        """Whether the rank has not answered all messages."""
         return bool(self.outbox or self.unanswered)
 
     def flush(self) -> None:
@@ -257,7 +258,7 @@ class _Recipient:
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-            # Too many descriptors of this user are under way, here or in other programs.
+            # Too many descriptors of this user are in transit, in this program or in others.
             time.sleep(_PAUSE)
 
     def receive_answer(self) -> bool:
@@ -276,7 +277,8 @@ class Member:
     """The part of a rank that is not the hub. Owns the received descriptors until they are taken from ``received``."""
 
     def __init__(self, hub: int, connection: PeerConnection, others: Collection[int]) -> None:
-        """``hub``: its rank; ``connection``: the one to it, ready; ``others``: the other ranks of this host."""
+        """``hub``: the rank of the hub; ``connection``: the connection to it, which is ready; ``others``: the other
+        ranks of this host."""
         self._hub = hub
         self._connection = connection
         self._missing = set(others)
@@ -318,7 +320,7 @@ class Member:
     def _receive(self) -> None:
         connection, limit = self._connection, _HEADER.size + 4 * _MOST_RANKS
         while missing := connection.channel.missing(self._inbox, limit):
-            # Never more than this message, since its descriptors come with its bytes.
+            # Never read beyond this message, because descriptors arrive together with the bytes of their message.
             data, fds = _receive_with_fds(connection.sock, missing)
             self._fds += fds
             self._inbox += data

@@ -1,9 +1,9 @@
 """Measures latency and bandwidth of TCP connections between hosts, over fresh connections, in a few milliseconds.
 
-Every rank measures the link to the next rank while the previous rank measures the link to it. All messages are single
-bytes that tell their kind, so that both measurements can share one connection: pings and their echoes, a burst, and
-acknowledgements of the burst's half and of its end. The bandwidth is that of the second half, unless that arrived at
-once. When :meth:`Measurement.run` has returned on all ranks, the connections are empty."""
+Every rank measures the link to the next rank while the previous rank measures the link to it. Every byte is a message
+of its own whose value is its kind, so that both measurements can share one connection: pings and their echoes, a burst,
+and acknowledgements of the first half and of the end of the burst. The bandwidth is that of the second half, unless the
+second half arrived at once. When :meth:`Measurement.run` has returned on all ranks, the connections are empty."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ _HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
 _VERSION = 3  # 2: every two ranks of a host made a connection of their own
 _FDS = 2  # the memfd and the eventfd
-_FD_SPACE = socket.CMSG_SPACE(8 * 4)  # room for more, so that too many are noticed and closed
+_FD_SPACE = socket.CMSG_SPACE(
+    8 * 4
+)  # room for more than _FDS, so that surplus descriptors are received and closed
 
 _OFFER, _REFUSAL = 1, 2
 
@@ -61,7 +63,7 @@ class Stage(enum.Enum):
 
 
 class Identity:
-    """What a rank tells about itself on every connection, and the descriptors that it sends to peers on its host."""
+    """The values that a rank sends on every connection, and the descriptors that it sends to peers on its host."""
 
     def __init__(
         self, rank: int, size: int, generation: int, secret: bytes, encrypt: bool = False
@@ -74,7 +76,7 @@ class Identity:
         self.secret = secret
         self.job = hmac.new(secret, b"horoplug job", hashlib.sha256).digest()[:16]
         self.fds: tuple[int, int] | None = None
-        """memfd and eventfd; None until it is known that a peer is on this host."""
+        """memfd and eventfd; None until this rank knows that a peer is on its host."""
 
     def hello(self, kind: int = _OFFER, refusal: int = 0, lane: int = 0) -> bytes:
         """The payload of a hello or, with ``refusal``, of a refusal."""
@@ -84,7 +86,7 @@ class Identity:
 
 
 def listener_context(listener: int) -> bytes:
-    """The authentication context of a rank's listener: a proof for one listener is of no use on another."""
+    """The authentication context of a rank's listener, so that a proof for one listener is invalid for another."""
     return f"mesh listener {listener}".encode()
 
 
@@ -104,9 +106,9 @@ class PeerConnection:
         source: Hashable = None,
     ) -> None:
         """``target``: the rank that this connection is made to; None for an accepted one. ``lane``: the number of the
-        connection among those to ``target``. ``deadline``: kept by the event loop. ``admit(rank, lane, is_local)``:
-        tells whether an accepted connection has to be refused. ``label``: names the peer in messages.
-        ``source``: of an accepted connection: the address, or on this host the user, that it comes from."""
+        connection among those to ``target``. ``deadline``: enforced by the event loop. ``admit(rank, lane,
+        is_local)``: why an accepted connection has to be refused; None: it is accepted. ``label``: names the peer in
+        messages. ``source``: the origin of an accepted connection: an address or, on this host, a user."""
         self.source = source
         self.sock = sock
         self.lane = lane
@@ -130,19 +132,19 @@ class PeerConnection:
         self._channel: MessageChannel | None = None  # once authenticated
 
     def connected(self) -> None:
-        """The outgoing connection has been accepted by the peer's kernel: start to authenticate."""
+        """The peer's kernel has accepted the outgoing connection: start to authenticate."""
         self.stage = Stage.AUTHENTICATING
         self._outbox += self._handshake.start()
 
     @property
     def channel(self) -> MessageChannel:
-        """What authenticates the messages that follow the hellos."""
+        """The channel that authenticates the messages after the hellos."""
         assert self._channel is not None
         return self._channel
 
     @property
     def wants_write(self) -> bool:
-        """Whether the event loop has to wait until the socket is writable, too."""
+        """Whether the event loop also has to wait until the socket is writable."""
         return self.stage is Stage.CONNECTING or bool(self._outbox)
 
     def advance(self) -> None:
@@ -273,7 +275,8 @@ class PeerConnection:
             )
 
     def _flush_or_fail(self) -> None:
-        """Send the last message. The connection has carried only a few hundred, so its buffer has room for them."""
+        """Send the last message without waiting. The buffer of the connection has room for it, because the connection
+        has carried only a few hundred bytes."""
         try:
             self._flush()
         except BlockingIOError:
@@ -285,7 +288,7 @@ class PeerConnection:
             self.sock.send(data)
 
     def data_keys(self) -> bytes:
-        """See :meth:`.Handshake.data_keys`. Of a connection that is ready."""
+        """See :meth:`.Handshake.data_keys`. The connection must be ready."""
         return self._handshake.data_keys()
 
     def detach(self) -> tuple[int, int, int]:

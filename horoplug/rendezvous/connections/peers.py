@@ -1,20 +1,21 @@
 """Connects every rank with every other rank and hands the connections to the core as open descriptors.
 
 1. Every rank publishes a record in the store (version, size, host key, name of its Unix listener) and waits for the
-   records of all others. That of rank 0 also has fresh random bytes, from which, with the job's secret, follows the
-   key that authenticates objects (horoplug/common/object_tags.py).
+   table that rank 0 makes of all records. The table also has fresh random bytes. From these and the job's secret, every
+   rank derives the key that authenticates objects (horoplug/common/object_tags.py).
 2. If the ranks are on several hosts, every rank opens a TCP listener and publishes its address, and the number of
    connections that it wants to each rank on another host.
 3. Rank j connects to every i < j: over an abstract Unix socket on the same host (it leaves nothing in the file system,
    and carries each side's memfd and eventfd), over that many TCP connections otherwise. Both ends authenticate before
    anything else (peer_connection.py).
-4. A rank that has all its connections says so in the store and waits until all have: success is collective.
+4. A rank that has all its connections publishes that in the store, and waits until all ranks have: either every rank
+   succeeds or none does.
 5. If there are several hosts, ranks measure the links between them, over TCP and, where MPI could carry the data, over
    MPI, and agree on the faster transport (data_transport.py).
 
-While it connects, a rank keeps a get of step 4's keys pending, so that it learns at once which rank has died or given
-up. All keys begin with the generation (how often the job has initialised), so that nothing of an earlier generation is
-taken for this one's."""
+While a rank connects, it keeps a get of the keys of step 4 pending, so that it learns at once which rank has died or
+given up. All keys begin with the generation (how often the job has initialised), so that keys of different generations
+differ."""
 
 from __future__ import annotations
 
@@ -85,17 +86,17 @@ class PeerConnections:
     lanes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     """By rank on another host: the descriptors of the connections beyond the first."""
     speed: LinkSpeed | None = None
-    """Of TCP messages between hosts, the same on all ranks (see measure.py); None if unknown."""
+    """The speed of TCP messages between hosts, the same on all ranks (see measure.py); None if unknown."""
     mpi: MpiTransport | None = None
     """MPI, if it carries the data between hosts instead of the connections."""
     object_key: bytes = b""
-    """Authenticates the objects of this generation; the same on all ranks. Empty in a job of one rank."""
+    """The key that authenticates the objects of this generation, the same on all ranks; empty in a job of one rank."""
     keys: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False)
-    """By rank on another host, if connections between hosts are encrypted: the keys of all connections to it."""
+    """By rank on another host: the encryption keys of all connections to it; empty without encryption."""
     processors: frozenset[int] = frozenset()
     """The processors that the ranks of this host may use together."""
     quota: float = 0.0
-    """The processors' worth of time that they may use; 0: without a limit."""
+    """CPU time per second that these ranks may use together (1.5: one and a half processors); 0: no limit."""
     owned: bool = True
 
     def release(self) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def connect_peers(
     store.register(numbers[rank])
     part = "" if launched is None else "-".join(map(str, numbers)) + ":"
     if rank == 0 and generation >= 2:
-        # In the previous generation all ranks were connected to this one, so all have left the one before that.
+        # All ranks took part in the previous generation, so that no rank needs the keys of the one before it.
         store.delete(f"{part}{generation - 2}/")
     records = RankRecords(store, f"{part}{generation}/", rank, numbers, timeout)
     builder = _PeerConnector(records, Identity(rank, size, generation, secret, encrypt))
@@ -190,7 +191,7 @@ def connect_peers(
 
 
 def _explained(error: BaseException) -> BaseException:
-    """The error to raise instead of this one: a lack of descriptors names the limit."""
+    """The error to raise instead of ``error``. For a lack of descriptors, it names the limit."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return RendezvousError(descriptors.reason(error))
     return error
@@ -274,7 +275,7 @@ class _PeerConnector:
         return made
 
     def _object_key(self, table: Record) -> bytes:
-        """The key that authenticates objects. ``table``: that of the ranks."""
+        """The key that authenticates objects. ``table``: the table of the ranks that rank 0 has made."""
         nonce = str(table.get("nonce", "")).encode()
         if len(nonce) != 2 * _NONCE_BYTES:
             raise ProtocolError("rank 0 has published something unreadable")
@@ -341,8 +342,8 @@ class _PeerConnector:
                 )
 
     def _connect(self, hub: int, local: set[int]) -> None:
-        """Run the connector until this rank has its connections, then the hub's part, then wait until all ranks have
-        done so; a lost rank is an error at once."""
+        """Connect to the hub of this host and to other hosts, then to the other ranks of this host through the hub, and
+        wait until all ranks have done so. A lost rank is an error at once."""
         deadline = self.records.deadline
         try:
             with Barrier(self.records, "up") as barrier:
@@ -367,7 +368,9 @@ class _PeerConnector:
             endpoint = Hub(connections)
         else:
             endpoint = Member(hub, connections[hub], local - {hub})
-            deadline += Barrier.GRACE / 2  # the hub knows which rank it waits for
+            deadline += (
+                Barrier.GRACE / 2
+            )  # the hub gives up first, because it knows which rank is missing
         with contextlib.closing(endpoint), HubLoop(endpoint, deadline) as loop:
             while not endpoint.done:
                 barrier.check()
@@ -385,17 +388,18 @@ class _PeerConnector:
             raise self._overdue(awaited)
 
     def _overdue(self, ranks: list[int]) -> RendezvousError:
-        """The error at the deadline, if these ranks are not connected. It names who has refused this rank."""
+        """The error at the deadline, if these ranks are not connected. It names ranks that have refused this one."""
         missing, rejections = self.records.missing(ranks), self.connector.rejections
         if not rejections:
             return missing
         return AuthenticationError(f"{missing}: {'; '.join(map(str, rejections.values()))}")
 
     def give_up(self, error: BaseException) -> None:
-        """Tell the other ranks that this one gives up, and which rank caused it, if they may have learned of it.
+        """Tell the other ranks that this one gives up, and which rank has caused that, if this rank has published a
+        record.
 
-        This holds for a lost rank, too: a rank that already has everything it needs from the lost one may be waiting
-        for this rank alone."""
+        This is also necessary if a rank was lost: a rank that has everything it needs from the lost one may be waiting
+        for this rank only."""
         if not self.records.published or isinstance(error, RankTakenError):
             return
         culprit, reason = self.records.launched[self.rank], str(error)

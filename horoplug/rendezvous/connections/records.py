@@ -1,7 +1,7 @@
 """Records that the ranks of a job exchange through the store while they connect: one JSON object per rank and kind.
 
-Rank 0 alone reads the records of all ranks. It publishes one table with what the others need of them, so that n ranks
-ask for O(n) keys together, and each rank receives O(n) bytes once."""
+Only rank 0 reads the records of all ranks. It publishes one table with the parts that the other ranks need. So n ranks
+together ask for O(n) keys, and each rank receives O(n) bytes once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class RankRecords:
     def __init__(
         self, store: StoreClient, prefix: str, rank: int, launched: Sequence[int], timeout: float
     ) -> None:
-        """``prefix``: of all keys; the same on all ranks, and different in every generation. ``launched``: by rank, the
-        number that the process was launched with, under which the store knows it. ``timeout``: seconds from now."""
+        """``prefix``: the beginning of all keys; the same on all ranks, and different in every generation.
+        ``launched``: by rank, the number that the launcher gave the process, under which the store knows it.
+        ``timeout``: seconds from now."""
         self.store = store
         self.prefix = prefix
         self.rank = rank
@@ -75,9 +76,9 @@ class RankRecords:
     ) -> Record:
         """Publish this rank's record, and return the table that rank 0 makes of all records. Collective.
 
-        ``summarise``: called on rank 0 only, with the records by rank. ``check``: called before the table is there, on
-        rank 0 with the other records, on the others with that of rank 0. Errors: those of :meth:`publish`,
-        :meth:`collect` and both functions."""
+        ``summarise``: called on rank 0 only, with the records by rank. ``check``: called before the table exists: on
+        rank 0 with the records of the other ranks, on other ranks with the record of rank 0. Errors: those of
+        :meth:`publish`, :meth:`collect` and both functions."""
         self.publish(kind, record)
         if self.rank:
             if check is not None:
@@ -86,7 +87,7 @@ class RankRecords:
         found = self.collect(kind, range(1, len(self.launched)))
         if check is not None:
             check(found)
-        # All ranks use what JSON makes of the table.
+        # Rank 0 uses the table after a round trip through JSON, too, so that all ranks have equal values.
         table = json.dumps(summarise({0: record} | found), separators=(",", ":")).encode()
         self.store.set(self.table_key(kind), table)
         return _parse(0, table)
@@ -103,7 +104,7 @@ class RankRecords:
         return f"{self.prefix}{kind}/table"
 
     def absent(self, kind: str) -> list[int]:
-        """The other ranks that have published no record; if all have, rank 0, which has made no table of them."""
+        """The other ranks that have not published a record; if all have, rank 0, which has not published the table."""
         others = [rank for rank in range(len(self.launched)) if rank != self.rank]
         try:
             self.store.get([self.key(kind, rank) for rank in others], 0)
@@ -123,15 +124,16 @@ class RankRecords:
 
 
 class Barrier:
-    """Lets ranks pass when all have arrived. Meanwhile the loss of any rank is an error at once.
+    """Lets ranks pass when all have arrived. Until then, the loss of any rank is an error at once.
 
-    A context manager. Call :meth:`check` whenever the store is readable, and :meth:`wait` at the end. It waits for a
-    moment after the deadline: a rank that still has something to do then gives up first, and says whom it waits for."""
+    A context manager. Call :meth:`check` whenever the store is readable, and :meth:`wait` at the end. The barrier waits
+    for :attr:`GRACE` longer than the deadline, so that a rank that has not arrived gives up first and its error names
+    the ranks that it waits for."""
 
     GRACE = 1.0  # seconds
 
     def __init__(self, records: RankRecords, kind: str) -> None:
-        """``kind``: of the keys, which nothing else uses."""
+        """``kind``: of the records that ranks publish when they arrive; nothing else may use it."""
         self._records = records
         self._kind = kind
         launched = records.launched

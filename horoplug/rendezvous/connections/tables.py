@@ -1,4 +1,5 @@
-"""The tables that rank 0 makes of the records of all ranks: what each rank needs to connect, in few bytes."""
+"""The tables that rank 0 makes of the records of all ranks. They contain, in few bytes, what each rank needs to
+connect."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from horoplug.rendezvous.connections.records import Record
 
 
 def table_of_ranks(records: dict[int, Record]) -> Record:
-    """What every rank has to know of all others.
+    """The table of what every rank needs to know about all others.
 
-    ``hosts``: the number of each rank's host; ``by_host``: the name of the hub's Unix listener, the processors that
-    the host's ranks may use together, as ranges, and the processors' worth of time that they have (0: no limit)."""
+    ``hosts``: the index of each rank's host; ``by_host``: for each host, the name of the hub's Unix listener, the
+    processors that the host's ranks may use together, as ranges, and the CPU time per second that they may use together
+    (0: no limit)."""
     numbers: dict[str, int] = {}
     hosts: list[int] = []
     hubs: list[str] = []
@@ -36,7 +38,7 @@ def table_of_ranks(records: dict[int, Record]) -> Record:
 
 
 def table_of_addresses(records: dict[int, Record]) -> Record:
-    """Where each rank listens: ``addresses[of[rank]]`` and ``ports[rank]``."""
+    """The table of listeners: rank r listens at ``addresses[of[r]]``, port ``ports[r]``."""
     numbers: dict[str, int] = {}
     of = [numbers.setdefault(str(records[r]["address"]), len(numbers)) for r in sorted(records)]
     ports = [int(records[r]["port"]) for r in sorted(records)]

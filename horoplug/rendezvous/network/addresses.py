@@ -14,8 +14,9 @@ _REMOTE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 def own_address(interface: str | None = None) -> str:
     """The address under which other hosts reach this one.
 
-    That of ``interface`` if given, else the source address of the default route, else (without a default route) the
-    host's first address. Errors: ValueError for an unknown interface, OSError if the addresses cannot be listed."""
+    This is the address of ``interface`` if given, else the source address of the default route. Without a default route
+    it is the host's first address. Errors: ValueError for an unknown interface, OSError if the addresses cannot be
+    listed."""
     if interface:
         return interface_address(interface)
     for family, address in _REMOTE:
@@ -25,7 +26,7 @@ def own_address(interface: str | None = None) -> str:
                 return str(sock.getsockname()[0])
             except OSError:
                 continue
-    # Loopback comes last in the list: it is chosen only without any network.
+    # Loopback comes last in the list, so that it is chosen only on a host without a network.
     return next((each.address for each in interfaces()), "127.0.0.1")
 
 

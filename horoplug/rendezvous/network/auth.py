@@ -9,15 +9,15 @@
 
     mac(label) = HMAC-SHA256(secret, label, context, nonce_c, nonce_s), each part preceded by its length
 
-Every frame has 40 bytes: magic, version, kind, two zero bytes, 32 bytes of body. Both nonces are fresh and the label
-binds the role, so that nothing one side sent can serve as the other side's answer, now (reflection) or later (replay).
-The context names the listener (the store's, or that of rank 3): a proof for one listener cannot be relayed to another.
-The server proves itself only to a client that has proved itself. The handshake also gives both sides the keys that
-authenticate the messages that follow (messages.py): an attacker who only passes the handshake on does not learn them.
+Every frame has 40 bytes: magic, version, kind, two zero bytes, 32 bytes of body. Both nonces are fresh, and the label
+contains the role. So no frame of one side is a valid answer of the other side, in this handshake (reflection) or in a
+later one (replay). The context names the listener (the store's, or that of rank 3): a proof for one listener cannot be
+relayed to another. The server proves itself only to a client that has proved itself. Both sides also derive the keys
+that authenticate the messages that follow (messages.py): an attacker who relays the handshake does not learn them.
 
-On a connection that is to be encrypted, both HELLOs are KEYs instead, whose nonces are fresh X25519 public keys
-(encryption.py). The labels say so, too, so that an attacker cannot downgrade the connection. The client chooses; a
-server that serves clients of both kinds, the store, does what the client asks for.
+For an encrypted connection, both sides send a frame of kind KEY in place of HELLO, whose nonce is a fresh X25519 public
+key (encryption.py). The labels differ, too, so that an attacker cannot downgrade the connection. The client decides
+whether the connection is encrypted. A server may require one kind of client; the store accepts both.
 
 :class:`Handshake` does no I/O, so that one event loop can run many; :func:`authenticate` runs one on a blocking socket.
 """
@@ -89,7 +89,7 @@ class Handshake:
     ) -> None:
         """``peer``: names the other side in messages.
 
-        Errors: ValueError for a secret that does not have 32 bytes, or if encryption is on and cannot be had."""
+        Errors: ValueError for a secret that does not have 32 bytes, or if encryption is on but not available."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a job's secret has {SECRET_BYTES} bytes, not {len(secret)}")
         self._secret = secret
@@ -115,7 +115,7 @@ class Handshake:
     def feed(self, frame: bytes) -> bytes:
         """Handle a frame of FRAME_BYTES bytes and return the answer to send.
 
-        Errors: AuthenticationError; the handshake has then failed for good."""
+        Errors: AuthenticationError; the handshake cannot continue then."""
         magic, version, kind, zero, body = _FRAME.unpack(frame)
         if magic != _MAGIC or zero != 0:
             raise self._fail(f"{self._peer} does not speak horoplug's protocol")
@@ -139,7 +139,7 @@ class Handshake:
         return self._client(body) if self._role is Role.CLIENT else self._server(body)
 
     def channel(self) -> MessageChannel:
-        """What authenticates the messages after the handshake, once that is :attr:`done`. Call it once."""
+        """The channel that authenticates the messages after the handshake. Call it once, when :attr:`done` is true."""
         assert self.done
         tags = self._keys(b"messages")
         if self._key is None:
@@ -147,12 +147,12 @@ class Handshake:
         return EncryptedChannel(*tags, self._peer, self._keys(b"encrypted messages"))
 
     def data_keys(self) -> bytes:
-        """The keys that encrypt what the core sends and receives on this connection, 32 bytes each; nothing if the
-        connection is not encrypted. :attr:`done`."""
+        """The two keys, of 32 bytes each, that encrypt what the core sends and receives on this connection; empty if
+        the connection is not encrypted. Call it when :attr:`done` is true."""
         return b"" if self._key is None else b"".join(self._keys(b"data"))
 
     def _keys(self, label: bytes) -> tuple[bytes, bytes]:
-        """The keys of a purpose: for what this side sends, and for what it receives."""
+        """The keys for the purpose ``label``: of what this side sends, and of what it receives."""
         derive = self._mac if self._key is None else self._session_keys().derive
         from_client, from_server = derive(b"client " + label), derive(b"server " + label)
         is_client = self._role is Role.CLIENT
@@ -175,7 +175,7 @@ class Handshake:
         return _pack(_Kind.HELLO if self._key is None else _Kind.KEY, self._nonce)
 
     def _agree_on_encryption(self, wanted: bool) -> None:
-        """``wanted``: by the other side. The client has its key already."""
+        """Decide whether the connection is encrypted. ``wanted``: whether the other side encrypts."""
         if self._encryption is (Encryption.OFF if wanted else Encryption.ON):
             does = "encrypts" if wanted else "does not encrypt"
             answer = _Kind.NO_KEY if wanted else _Kind.REJECT
@@ -210,7 +210,7 @@ class Handshake:
 
     def _take_nonces(self, client: bytes, server: bytes) -> None:
         if hmac.compare_digest(client, server):
-            raise self._fail(f"{self._peer} only echoes what it is sent")
+            raise self._fail(f"{self._peer} only sends back what it receives")
         self._client_nonce, self._server_nonce = client, server
 
     def _mac(self, label: bytes) -> bytes:
@@ -246,8 +246,8 @@ def authenticate(
 ) -> MessageChannel:
     """Run a handshake on a connected socket, within ``timeout`` seconds. The socket's own timeout is restored.
 
-    Returns what authenticates, and perhaps encrypts, the messages that follow. Errors: AuthenticationError; the socket
-    is then unusable, and the caller has to close it. ValueError if encryption is on and cannot be had."""
+    Returns the channel that authenticates, and perhaps encrypts, the messages that follow. Errors: AuthenticationError;
+    the socket is then unusable, and the caller has to close it. ValueError if encryption is on but not available."""
     deadline = time.monotonic() + timeout
     before = sock.gettimeout()
     handshake = Handshake(secret, role, context, peer, encryption)
@@ -286,10 +286,10 @@ def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
 
 
 def least_deserving(waiting: Mapping[_Connection, Hashable]) -> _Connection:
-    """The connection to drop if too many have not authenticated: the oldest of the source that has most.
+    """The connection to drop if too many have not authenticated: the oldest connection of the source that has the most.
 
     A host that opens connections and stays silent displaces its own connections, not those of other hosts.
-    ``waiting``: by connection, oldest first: its source."""
+    ``waiting``: maps each connection to its source, the oldest connection first."""
     counts = collections.Counter(waiting.values())
     most = max(counts.values())
     return next(each for each, source in waiting.items() if counts[source] == most)

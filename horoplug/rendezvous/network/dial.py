@@ -12,7 +12,7 @@ from horoplug.rendezvous.network.messages import MessageChannel
 _PAUSES = (0.01, 0.25)  # seconds between two attempts: first and longest
 
 Connection = tuple[socket.socket, MessageChannel]
-"""A blocking socket without a timeout, and what authenticates its messages."""
+"""A blocking socket without a timeout, and the channel that authenticates its messages."""
 
 
 def attempt(
@@ -21,7 +21,7 @@ def attempt(
     """Make one attempt, of at most ``timeout`` seconds.
 
     ``context``: names the listener, as in :class:`.auth.Handshake`; ``peer``: names it in messages. Errors:
-    AuthenticationError; OSError if nobody answers; ValueError if encryption is on and cannot be had."""
+    AuthenticationError; OSError if nobody answers; ValueError if encryption is on but not available."""
     deadline = time.monotonic() + timeout
     sock = socket.create_connection((address, port), timeout=timeout)
     try:
@@ -40,10 +40,11 @@ def attempt(
 def connect(
     address: str, port: int, secret: bytes, context: bytes, timeout: float, peer: str, encrypt: bool
 ) -> Connection:
-    """Attempt until ``timeout``, while the server does not accept connections, or while something that has not proved
-    to know the secret answers or refuses in its place. Parameters: those of :func:`attempt`.
+    """Retry :func:`attempt` for ``timeout`` seconds. The other parameters are those of :func:`attempt`.
 
-    Errors after ``timeout`` seconds: AuthenticationError in the second case, otherwise RendezvousError."""
+    A failure is not final while the server does not accept connections, or while a process that has not proved to know
+    the secret answers in its place. Errors after ``timeout`` seconds: AuthenticationError in the second case, otherwise
+    RendezvousError."""
     deadline = time.monotonic() + timeout
     pause = _PAUSES[0]
     while True:

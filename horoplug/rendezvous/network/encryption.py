@@ -1,9 +1,10 @@
-"""What encrypts a connection between hosts: the keys that both ends derive, and the messages of Python.
+"""Encryption of a connection between hosts: derives the keys of both ends, and encrypts the messages of Python.
 
 Each end makes a fresh X25519 key for each connection, and sends its public key in place of the handshake's nonce
 (auth.py), so that the proofs by the job's secret cover both. The keys of the connection follow by HKDF-SHA256
-(RFC 5869) from the job's secret as salt, the secret that the two keys share, and both public keys. Somebody who records
-the traffic and learns the job's secret later cannot compute them: the private keys are forgotten with the handshake."""
+(RFC 5869) from the job's secret as salt, the shared secret of the key exchange, and both public keys. An attacker who
+records the traffic and learns the job's secret later cannot compute them (forward secrecy): both ends delete their
+private keys after the handshake."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ class SessionKeys:
     def __init__(
         self, secret: bytes, own: PrivateKey, other: bytes, transcript: bytes, peer: str
     ) -> None:
-        """``own``: this end's key; ``other``: the other end's public one; ``transcript``: what both ends know of the
-        handshake; ``peer``: names the other end in messages. Errors: AuthenticationError for an invalid public key."""
+        """``own``: the key of this end; ``other``: the public key of the other end; ``transcript``: the data of the
+        handshake that both ends have; ``peer``: names the other end in messages. Errors: AuthenticationError for an
+        invalid public key."""
         try:
             shared = own.exchange(other)
         except ValueError as error:
@@ -35,7 +37,7 @@ class SessionKeys:
         self._key = hmac.new(secret, shared + transcript, hashlib.sha256).digest()
 
     def derive(self, label: bytes) -> bytes:
-        """32 bytes. Different labels give independent keys."""
+        """A key of 32 bytes. Different labels give independent keys."""
         return hmac.new(self._key, label + b"\1", hashlib.sha256).digest()
 
 
@@ -48,7 +50,8 @@ class EncryptedChannel(MessageChannel):
     def __init__(
         self, sending: bytes, receiving: bytes, peer: str, ciphers: tuple[bytes, bytes]
     ) -> None:
-        """``ciphers``: the keys that encrypt the two directions; the others are those of :class:`MessageChannel`."""
+        """``ciphers``: the encryption keys for sending and for receiving; the other arguments are those of
+        :class:`MessageChannel`."""
         super().__init__(sending, receiving, peer)
         self._sealing, self._opening = (Cipher(libcrypto(), key) for key in ciphers)
 

@@ -1,9 +1,10 @@
 """Proves which ranks are on one host.
 
-Names of hosts and kernels prove nothing: virtual machines that are cloned from one snapshot have the same boot id, and
-the same numbers of namespaces. So the first rank on a host binds an abstract Unix socket, whose name follows from the
-job's secret, and hands a random token to every other rank of the same user that reaches it. Ranks that share memory
-reach each other over such sockets, also in containers; clones do not. Ranks of different users do not share memory."""
+Names and ids do not identify a host: virtual machines that are cloned from one snapshot have the same boot id and the
+same namespace numbers. Therefore the first rank on a host binds an abstract Unix socket, whose name follows from the
+job's secret, and sends a random token to every other rank of the same user that connects. Ranks that can share memory
+reach each other over such sockets, even in containers; ranks on clones do not. Ranks of different users do not share
+memory."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class HostToken:
     """The token of this host. A context manager: stay within until all other ranks are known to have theirs."""
 
     def __init__(self, secret: bytes, job: str, timeout: float) -> None:
-        """``job``: what the ranks connect for, such as the generation. Errors: RendezvousError after ``timeout``
-        seconds."""
+        """``job``: text that names the job and the generation, for the name of the socket. Errors: RendezvousError
+        after ``timeout`` seconds."""
         data = f"horoplug host\0{os.geteuid()} {job}"
         digest = hmac.new(secret, data.encode(), hashlib.sha256).hexdigest()
         name = f"\0horoplug-host-{digest[:32]}"
@@ -68,8 +69,8 @@ class HostToken:
 
 
 def _ask(name: str, deadline: float) -> bytes | None:
-    """The token of the rank that has bound the name; None if it does not listen yet or any more; empty if a process of
-    another user has bound it."""
+    """The token of the rank that has bound the name; None if no rank listens there at the moment; empty if a process of
+    another user has bound the name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(max(deadline - time.monotonic(), 0.01))
         try:

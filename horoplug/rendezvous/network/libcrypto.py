@@ -1,9 +1,9 @@
-"""OpenSSL's libcrypto, which is found when a job asks for encryption: X25519, AES-256-GCM, and the addresses of the
+"""OpenSSL's libcrypto, which is loaded when a job asks for encryption: X25519, AES-256-GCM, and the addresses of the
 functions that the core calls.
 
-Nothing is compiled or linked against it. Python's own ``ssl`` module has neither a key exchange nor a cipher for single
-messages, so that the library's functions are called through ctypes. A copy that the process has loaded already comes
-first."""
+Nothing is compiled or linked against the library. Its functions are called through ctypes, because Python's own ``ssl``
+module has neither a key exchange nor a cipher for single messages. A copy that the process has loaded already is
+preferred."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horoplug.base import config
 
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-MOST_BYTES: Final = 2**31 - 1  # of a message: the library counts in ints
+MOST_BYTES: Final = 2**31 - 1  # limit for a message: the library's lengths are C ints
 
 _NAMES: Final = ("libcrypto.so.3", "libcrypto.so.1.1")
 _OLDEST: Final = 0x10101000  # 1.1.1, the first with X25519 keys as bytes
@@ -29,7 +29,7 @@ _GET_TAG, _SET_TAG = 0x10, 0x11  # commands of EVP_CIPHER_CTX_ctrl
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 _INT_RESULT = ctypes.POINTER(ctypes.c_int)
 _SIZE_RESULT = ctypes.POINTER(ctypes.c_size_t)
-# The functions that are called from here: result and parameters.
+# The functions that this module calls: types of the result and the parameters.
 _CALLED: Final = {
     "OpenSSL_version_num": (ctypes.c_ulong,),
     "EVP_PKEY_CTX_new_id": (_POINTER, _INT, _POINTER),
@@ -53,7 +53,7 @@ _CALLED: Final = {
     "EVP_CipherUpdate": (_INT, _POINTER, ctypes.c_char_p, _INT_RESULT, ctypes.c_char_p, _INT),
     "EVP_CipherFinal_ex": (_INT, _POINTER, ctypes.c_char_p, _INT_RESULT),
 }
-# By field of hp_libcrypto: the function whose address the core gets.
+# Maps each field of hp_libcrypto to the function whose address the core gets.
 _OF_CORE: Final = {
     "cipher_ctx_new": "EVP_CIPHER_CTX_new",
     "cipher_ctx_free": "EVP_CIPHER_CTX_free",
@@ -68,7 +68,7 @@ _OF_CORE: Final = {
 
 
 class Libcrypto:
-    """The library. ``functions``: those of :data:`_CALLED`, by name."""
+    """The loaded library. ``functions`` has the functions of :data:`_CALLED` as attributes."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Errors: ValueError, whose text says what the library lacks."""
@@ -92,7 +92,7 @@ class Libcrypto:
         self._check()
 
     def _check(self) -> None:
-        """Use everything once: a build or a policy of the system may lack an algorithm."""
+        """Use every function once: the library's build or the system's policy may exclude an algorithm."""
         one, other = PrivateKey(self), PrivateKey(self)
         key = one.exchange(other.public)
         if key != other.exchange(one.public):
@@ -129,9 +129,9 @@ class PrivateKey:
         """32 bytes."""
 
     def exchange(self, public: bytes) -> bytes:
-        """The 32 bytes that this key shares with another one. ``public``: the other's public key.
+        """The shared secret of this key and another one, 32 bytes. ``public``: the public key of the other one.
 
-        Errors: ValueError for bytes that are no acceptable public key."""
+        Errors: ValueError if ``public`` is not a valid public key."""
         call = self._libcrypto.functions
         shared = ctypes.create_string_buffer(KEY_BYTES)
         size = ctypes.c_size_t(KEY_BYTES)
@@ -159,7 +159,7 @@ class PrivateKey:
 
 
 class Cipher:
-    """AES-256-GCM with one key. Every message needs a number of its own, which is the nonce."""
+    """AES-256-GCM with one key. The number of a message is the nonce, so each message must have another number."""
 
     def __init__(self, libcrypto: Libcrypto, key: bytes) -> None:
         assert len(key) == KEY_BYTES
@@ -174,7 +174,7 @@ class Cipher:
         return sealed + tag.raw
 
     def open(self, number: int, sealed: bytes) -> bytes | None:
-        """What was sealed with this key under this number; None if ``sealed`` is not that."""
+        """The data that was sealed with this key and number; None if ``sealed`` was changed or has another number."""
         if len(sealed) < TAG_BYTES:
             return None
         tag = ctypes.create_string_buffer(sealed[-TAG_BYTES:], TAG_BYTES)

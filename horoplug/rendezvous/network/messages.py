@@ -1,4 +1,4 @@
-"""Authenticated messages over a connection whose handshake is done: the framing of every connection of this package.
+"""Authenticated messages: the framing of every connection of this package after the handshake.
 
     header: length u32, tag     tag = HMAC-SHA256(key, "header", number, length)
     body: payload, tag          tag = HMAC-SHA256(key, "body", number, length, payload)
@@ -6,8 +6,8 @@
 Each direction has a key of its own, which follows from the job's secret and both nonces of the handshake
 (:meth:`horoplug.rendezvous.network.auth.Handshake.channel`), and numbers its messages u64 from 0. A message that was
 changed, repeated, left out, reordered, sent back to its sender or taken from another connection has another key or
-number, so that its tags differ. The length has a tag of its own, because the receiver allocates memory and waits for as
-many bytes. The messages are not encrypted, unless the connection is (encryption.py).
+number, so that its tags differ. The length has a tag of its own, because the receiver allocates that many bytes and
+waits for them. The messages are not encrypted, unless the connection is (encryption.py).
 
 :class:`MessageChannel` does no I/O; :class:`MessageStream` applies one to a blocking socket."""
 
@@ -46,7 +46,8 @@ class MessageChannel:
         self._length: int | None = None  # of the message whose header has been checked
 
     def seal(self, *parts: Buffer) -> bytes:
-        """The next message to send; its payload consists of ``parts``. It has to be sent, and in this order."""
+        """The next message to send, with the concatenated ``parts`` as its payload. The caller has to send all messages
+        in the order of the calls."""
         length = sum(map(len, parts))
         if length > MAX_MESSAGE:
             raise ValueError(f"a message of {length} bytes; the limit is {MAX_MESSAGE}")
@@ -56,8 +57,8 @@ class MessageChannel:
         return b"".join((header, *parts, _tag(self._sending, b"body", counted, *parts)))
 
     def missing(self, inbox: bytearray, limit: int) -> int:
-        """The number of bytes that ``inbox`` lacks until :meth:`take` can return a message; until the header has come,
-        those of the header. ``limit``: of the payload's length.
+        """The number of bytes that ``inbox`` lacks until :meth:`take` can return a message. While the header is
+        incomplete, the result is the number of its missing bytes. ``limit``: for the length of the payload, in bytes.
 
         Errors: TamperedMessageError; ProtocolError if the other end exceeds the limit."""
         if self._length is None:
@@ -73,7 +74,7 @@ class MessageChannel:
 
     def take(self, inbox: bytearray, limit: int) -> bytes | None:
         """Remove the first message from ``inbox``, the bytes received so far, and return its payload; None while it is
-        incomplete. ``limit``: of the payload's length. Errors: those of :meth:`missing`."""
+        incomplete. ``limit``: for the length of the payload, in bytes. Errors: those of :meth:`missing`."""
         if self.missing(inbox, limit):
             return None
         assert self._length is not None

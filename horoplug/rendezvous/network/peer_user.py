@@ -1,7 +1,8 @@
-"""Which user is at the other end of a Unix socket, as the kernel tells.
+"""Asks the kernel which user runs the process at the other end of a Unix socket.
 
 Abstract Unix sockets have no permissions: every process of the network namespace can connect to them, and can read
-their names. The ranks of a job belong to one user, so a process of another one is refused before it is listened to."""
+their names. The ranks of a job belong to one user. A process of another user is refused before anything that it sends
+is read."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _CREDENTIALS = struct.Struct("iII")  # ucred of SO_PEERCRED: process, user, grou
 
 
 def peer_user(sock: socket.socket) -> int:
-    """The user id of the process at the other end; -1 if unknown. Of a listening process: when it began to listen."""
+    """The user id of the process at the other end; -1 if unknown. For a listening process, it is the user id that the
+    process had when it began to listen."""
     try:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(credentials)[1])

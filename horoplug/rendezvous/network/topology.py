@@ -12,9 +12,9 @@ from collections.abc import Hashable, Sequence
 def host_key(name: str | None = None) -> str:
     """A text that is equal for ranks that can share memory: it names the running kernel and the network namespace.
 
-    (The namespace, because ranks share memory over abstract Unix sockets, which belong to it.) Clones of a virtual
-    machine have this text in common; :mod:`.host_token` tells them apart. ``name``, if given, splits hosts further and
-    never joins them: two machines that are both called "localhost" stay two hosts."""
+    The namespace matters because ranks exchange the descriptors of shared memory over abstract Unix sockets, which
+    belong to a network namespace. Clones of a virtual machine have the same text; :mod:`.host_token` tells them apart.
+    ``name``, if given, only splits hosts further: two machines that are both called "localhost" stay two hosts."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             kernel = file.read().strip()

@@ -45,8 +45,8 @@ class StoreClient:
     Thread-safe, but a blocking call delays the calls of other threads."""
 
     def __init__(self, sock: socket.socket, channel: MessageChannel, peer: str) -> None:
-        """``sock``: connected and authenticated, see :meth:`connect`; ``channel``: authenticates the messages on it.
-        ``peer``: names the server in messages."""
+        """``sock``: a connected and authenticated socket, see :meth:`connect`; ``channel``: authenticates the messages
+        on it; ``peer``: names the server in error messages."""
         sock.setblocking(False)
         self._sock = sock
         self._channel = channel
@@ -67,8 +67,8 @@ class StoreClient:
     def connect(
         cls, address: str, port: int, secret: bytes, timeout: float, *, encrypt: bool = False
     ) -> StoreClient:
-        """Connect and authenticate; retry for ``timeout`` seconds while the server does not accept connections, or
-        while something that has not proved to know the secret answers or refuses in its place.
+        """Connect and authenticate. Retry for ``timeout`` seconds while the server does not accept connections, or
+        while a process that has not proved to know the secret answers in its place.
 
         ``encrypt``: whether the connection is encrypted.
 
@@ -166,7 +166,9 @@ class StoreClient:
             names = ", ".join(pending.keys[i] for i in missing if i < len(pending.keys))
             raise StoreTimeoutError(missing, f"not set within {pending.timeout:g} s: {names}")
         if kind != Reply.VALUES:
-            raise ProtocolError(f"{self._peer} sent an answer that does not fit")
+            raise ProtocolError(
+                f"{self._peer} sent an answer of another form than the request asks for"
+            )
         values = [reader.value() for _ in pending.keys]
         reader.end()
         return values
@@ -204,7 +206,7 @@ class StoreClient:
         self._call(Op.ABORT, payload)
 
     def close(self) -> None:
-        """Leave the store in good order and close the connection. Idempotent; never raises."""
+        """Send LEAVE, so that this rank does not count as lost, and close the connection. Idempotent; never raises."""
         if self._sock.fileno() < 0:
             return
         try:

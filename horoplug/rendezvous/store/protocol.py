@@ -17,7 +17,7 @@ MAX_KEY = 512
 MAX_VALUE = 1 << 20
 MAX_TEXT = 1024
 MAX_KEYS = 1 << 17  # of one GET; the largest job has that many ranks
-MAX_REQUEST = 8 << 20  # these two with the header
+MAX_REQUEST = 8 << 20  # MAX_REQUEST and MAX_REPLY include the header
 MAX_REPLY = 64 << 20
 MAX_WAITING = 8  # pending GETs of one connection
 

@@ -204,7 +204,7 @@ class StoreServer:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer = f"{address[0]}:{address[1]}"
-            # Also a client that encrypts by mistake, or does not, has to be told what the other ranks do.
+            # Serve encrypted and plain clients, so that a client with the wrong setting learns what other ranks use.
             context, encryption = protocol.AUTH_CONTEXT, Encryption.AS_CLIENT
             handshake = Handshake(self._secret, Role.SERVER, context, peer, encryption)
             deadline = time.monotonic() + self._auth_seconds
@@ -308,7 +308,9 @@ class StoreServer:
         if close and connection is not None:
             self._close(connection)
 
-    def _close(self, connection: _Connection, reason: str = "ended without saying goodbye") -> None:
+    def _close(
+        self, connection: _Connection, reason: str = "ended without leaving the job"
+    ) -> None:
         if not connection.open:
             return
         connection.open = False

@@ -55,7 +55,7 @@ class StoreState:
         return len(self._sessions)
 
     def value(self, key: bytes) -> bytes | None:
-        """What a key is set to; None: it is not."""
+        """The value of a key; None if the key is not set."""
         return self._values.get(key)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class StoreState:
             self._leave(session)
             self._answer(session, Reply.OK, tag)
         else:
-            raise ProtocolError(f"there is no request {kind}")
+            raise ProtocolError(f"a request has the unknown kind {kind}")
 
     def _register(self, session: Hashable, tag: int, reader: Reader) -> None:
         rank, description = reader.rank(), reader.text()
@@ -149,7 +149,7 @@ class StoreState:
     def _loss(self, get: _Get) -> tuple[int, str] | None:
         """The lost rank that makes a GET fail, and the reason; None if the GET can still succeed.
 
-        Owners whose keys are set count, too: a GET of several ranks' keys needs all these ranks alive."""
+        Owners whose keys are set count, too: a GET of the keys of several ranks needs all these ranks alive."""
         if not self._lost.keys().isdisjoint(get.owners):
             owner = next(owner for owner in self._lost if owner in get.owners)
             return owner, self._lost[owner]
@@ -189,7 +189,7 @@ class StoreState:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def closed(self, session: Hashable, reason: str = "ended without saying goodbye") -> None:
+    def closed(self, session: Hashable, reason: str = "ended without leaving the job") -> None:
         """A connection has ended. If its rank has not sent LEAVE, the rank is lost, for this ``reason``."""
         for get in list(self._of_session.get(session, ())):
             self._forget(get)
