@@ -199,9 +199,8 @@ class Context:
             self._identity = identity
             self._generations = {}
         generation = self._generations.get(ranks, 0)
-        self._generations[ranks] = (
-            generation + 1
-        )  # even if connecting fails, since it fails on all ranks
+        # Count the generation even if connecting fails, because it then fails on all ranks.
+        self._generations[ranks] = generation + 1
         return self._rendezvous.connect(generation, ranks)
 
     def shutdown(self) -> None:

@@ -5,17 +5,17 @@ become children of the agent instead of init, so that a walk over /proc finds th
 is told to, when all ranks have ended, and when the launcher is gone: its standard input ends or, on another host, the
 launcher is silent for too long.
 
-The agent is a child of a *guard* (:func:`guarded`), a subreaper that does nothing but wait. If the agent is
-killed, the ranks die with it (PR_SET_PDEATHSIG), and the guard kills the processes that they leave: with or without the
-launcher, so that nothing survives if launcher and agent are killed together. If the guard is killed, the agent ends the
-job. If both are, the launcher, a subreaper as well, kills what is left.
+The agent is a child of a *guard* (:func:`guarded`), a subreaper that only waits for the agent. If the agent is killed,
+the kernel kills the ranks (PR_SET_PDEATHSIG), and the guard kills the processes that they leave. The guard does not
+need the launcher for that, so that nothing survives if launcher and agent are killed together. If the guard is killed,
+the agent ends the job. If both are killed, the launcher, which is a subreaper as well, kills what is left.
 
 The launcher sends frames on stdin (kind, length u32, payload):
 
     J  job, as JSON             C  check to run before the job, as JSON  M  bytes for the check's stdin
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
-    W  do not read the ranks' output for now                             G  read it again
+    W  do not read the ranks' output for now                             G  read the ranks' output again
 
 The agent first writes GREETING to stdout (a login shell may have printed something before), then frames (kind,
 rank i32, length u32, payload); the check counts as rank -1:
@@ -23,8 +23,8 @@ rank i32, length u32, payload); the check counts as rank -1:
     P  pid                      1 2  output on stdout, stderr            X  ended: return code i32, negative: a signal
     A  pong: answers B          E  could not be started: text            D  all processes have ended
 
-This file uses only the standard library and no other module of the package, since it is run by path
-(``python -I -S agent.py``), or on another host from standard input (remote.py)."""
+The whole agent is in this file, which uses only the standard library: it is run by path (``python -I -S agent.py``) or,
+on another host, from standard input (remote.py)."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ _KILL_SECONDS = 10.0  # limit for a killed process to disappear
 # Limit for silence of a launcher on another host, until the launcher sets the limit.
 _FIRST_SILENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02  # between searches for descendants that are not children
-_MOST_DESCRIPTORS = 1 << 20  # some programs do something for every possible descriptor
-
+# Some programs loop over all possible descriptors, for example to close them.
+_MOST_DESCRIPTORS = 1 << 20
 
 _libc = ctypes.CDLL(None)
 
@@ -137,7 +137,8 @@ def kill_descendants() -> None:
 
 
 def severity(code: int) -> int:
-    """Sort key for ranks that end at the same moment; the likely cause has the lowest: crash, error, other."""
+    """Sort key for the return codes of ranks that end at the same moment: crashes sort first, then errors. The first
+    one is the likely cause of the others."""
     if code < 0 and code != -signal.SIGTERM:
         return 0
     if code > 128 and code != 128 + signal.SIGTERM:
@@ -242,8 +243,8 @@ class Agent:
     """Runs the ranks of one host, from start to end."""
 
     def __init__(self, silence: float | None, guard: int) -> None:
-        """``silence``: seconds of silence after which the launcher counts as gone, until it sets another limit; None:
-        never. ``guard``: the pid of the parent process."""
+        """``silence``: seconds without a frame after which the launcher counts as gone, until it sets another limit;
+        None: never. ``guard``: the pid of the parent process."""
         self._guard = guard
         self._selector = selectors.DefaultSelector()
         self._inbox = bytearray()
@@ -369,7 +370,8 @@ class Agent:
             self._lose_launcher()
 
     def _is_finished(self) -> bool:
-        """Whether all ranks and the processes that they left behind have ended. Asks the latter to end."""
+        """Whether all ranks, and the processes that they left behind, have ended. If only the latter are left, they get
+        SIGTERM."""
         if self._kill_at is not None and time.monotonic() > self._kill_at + _KILL_SECONDS:
             return True
         if self._running or not (self._begun or self._kill_at is not None):
@@ -383,7 +385,8 @@ class Agent:
         """Seconds until the next deadline; None without one."""
         now, due = time.monotonic(), []
         if self._kill_at is not None:
-            # Without a running rank, what is left may not be our child: its end sends no SIGCHLD, so poll.
+            # Without a running rank, the processes that are left may not be children of the agent. Their end then sends
+            # no SIGCHLD, so poll.
             due.append(max(self._kill_at - now, _POLL_SECONDS) if self._running else _POLL_SECONDS)
         if self._silence is not None and self._heard < math.inf:
             due.append(max(self._heard + self._silence - now, 0) + _POLL_SECONDS)
@@ -447,7 +450,7 @@ class Agent:
             signal_all(descendants(os.getpid()), signal.SIGTERM)
 
     def _collect(self) -> None:
-        """Report the ranks that have ended; if several have, the likely cause first."""
+        """Report the ranks that have ended. If several have, the likely cause comes first."""
         ended = [(severity(code), pid, code) for pid, code in reap() if pid in self._running]
         for _, pid, code in sorted(ended, key=lambda end: end[0]):
             rank, process = self._running.pop(pid)
@@ -467,7 +470,8 @@ def _bytes(text: str) -> bytes:
 
 
 def _environment(description: dict[str, Any]) -> dict[bytes, bytes]:
-    """The variables of a description; on another host, in addition to those of the login there."""
+    """The environment for the processes of a description. On another host, it includes the variables of the login
+    there."""
     own = dict(os.environb) if description["inherit"] else {}
     return own | {_bytes(k): _bytes(v) for k, v in description["env"].items()}
 
@@ -487,7 +491,7 @@ def guarded(silence: float | None) -> int:
     child = os.fork()
     if child == 0:
         return Agent(silence, guard).run()
-    # Whoever ends the process that the launcher has started means the agent.
+    # Pass SIGTERM on to the agent: whoever terminates the guard wants to end the agent.
     signal.signal(signal.SIGTERM, lambda *_: signal_all([child], signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

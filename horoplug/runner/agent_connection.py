@@ -111,7 +111,7 @@ class AgentConnection:
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         """Send a frame without blocking. Callable from any thread and from signal handlers."""
         with self._lock:
-            # If this interrupts a flush, that one sends the new frame, too.
+            # If a signal handler calls this during a flush, the interrupted flush sends the new frame, too.
             self._outbox += agent.COMMAND.pack(kind, len(payload)) + payload
             if self.started and len(self._outbox) == agent.COMMAND.size + len(payload):
                 self.flush()
@@ -177,7 +177,7 @@ class AgentConnection:
         return True
 
     def read_stderr(self) -> str:
-        """What ssh has printed since the last call. The end of it is kept for :meth:`why_lost`."""
+        """The text that ssh has printed since the last call. Its end is kept for :meth:`why_lost`."""
         if self.stderr is None or self.stderr.closed:
             return ""
         try:
@@ -195,9 +195,8 @@ class AgentConnection:
         self._close()
         code = self._wait(_GUARD_SECONDS if self.host.is_local else 2.0)
         self.read_stderr()
-        is_signal = (
-            128 < code <= 128 + signal.SIGRTMAX
-        )  # the guard's way to tell it; 255 is ssh's own error
+        # The guard exits with 128 + n if signal n has killed the agent; 255 is an error of ssh itself.
+        is_signal = 128 < code <= 128 + signal.SIGRTMAX
         if self.host.is_local:
             return f"the agent on this host {describe(128 - code if is_signal else code)}"
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
@@ -213,9 +212,9 @@ class AgentConnection:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def end(self, seconds: float) -> None:
-        """Close the pipes, which makes the agent end all its processes, and wait for it.
+        """Close the pipes, which makes the agent end all its processes, and wait until it has ended.
 
-        ``seconds``: after these, the agent (here) or ssh is killed."""
+        ``seconds``: limit for the wait; then the process on this host, the agent or ssh, is killed."""
         if not self.started:
             return
         self._close()
@@ -248,7 +247,7 @@ def describe_job(
     """The payload that describes a job to an agent or, without ``ranks``, a check.
 
     ``env``: variables of all ranks; ``ranks``: each rank's own variables; ``inherit``: whether the agent's own
-    variables are added; ``silence``: seconds of silence after which the launcher counts as gone, None: never;
+    variables are added; ``silence``: seconds without a frame after which the launcher counts as gone, None: never;
     ``grace``: seconds between SIGTERM and SIGKILL."""
 
     def packed(variables: Mapping[str, str]) -> dict[str, str]:

@@ -17,11 +17,11 @@ CONNECTING = 32  # hosts that ssh connects to at the same time
 
 
 class Agents:
-    """The connections to all agents. Those that have not ended are :attr:`open`."""
+    """The connections to all agents. :attr:`open` has those whose agent was started and has not ended."""
 
     def __init__(self, lost_seconds: float, ping_seconds: float, quiet_seconds: float) -> None:
-        """``lost_seconds``: silence after which another host counts as lost; ``ping_seconds``: interval of pings to
-        other hosts; ``quiet_seconds``: silence that is suspicious once the job is ending."""
+        """``lost_seconds``: seconds without a frame after which another host counts as lost; ``ping_seconds``: interval
+        of pings to other hosts; ``quiet_seconds``: the limit in place of ``lost_seconds`` once the job is ending."""
         self.lost_seconds = lost_seconds
         self.quiet_seconds = quiet_seconds
         self.all: list[AgentConnection] = []
@@ -29,14 +29,15 @@ class Agents:
         self._ping_seconds = ping_seconds
 
     def start(self, hosts: Sequence[Placement], ssh: Ssh, connect_seconds: float) -> None:
-        """Start an agent on each host; those that have to wait are started by :meth:`start_more`. Errors: LostError;
-        agents that have started stay in :attr:`open`."""
+        """Start an agent on each host. At most :data:`CONNECTING` connections are made at once; :meth:`start_more`
+        starts the other agents. Errors: LostError; agents that were started stay in :attr:`open`."""
         self.all = [AgentConnection(host, ssh, connect_seconds) for host in hosts]
         self.start_more()
 
     def start_more(self) -> None:
-        """Start agents that wait for earlier ones to connect: every ssh takes processor time here, and a gateway or
-        login service refuses too many at once. Errors: LostError."""
+        """Start agents that wait until earlier ones have connected. The number of connections in progress is limited
+        because every ssh takes CPU time on this host, and gateways and login services refuse too many at once. Errors:
+        LostError."""
         waiting = [each for each in self.all if not each.started]
         if not waiting:
             return
@@ -120,7 +121,7 @@ class Agents:
             else:
                 _empty(fd)
         if timeout is not None and time.monotonic() > asleep + timeout + 1.0:
-            # This process was suspended, so that it could not hear the agents.
+            # This process was suspended and could not read frames, so the silence says nothing about the agents.
             for connection in self.open:
                 connection.heard = time.monotonic()
 

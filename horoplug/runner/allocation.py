@@ -91,7 +91,7 @@ def allocation(env: Environment) -> list[Host] | None:
 
 
 def why_over(env: Environment) -> str:
-    """Why the hosts of :func:`allocation` belong to a job that has ended, as its scheduler says; empty otherwise."""
+    """Why the scheduler's job with the hosts of :func:`allocation` has ended; empty if it has not."""
     found = scheduler(env)
     return slurm_task.why_over(env) if found is not None and found.name == "Slurm" else ""
 

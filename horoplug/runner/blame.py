@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
-CAUSE_SECONDS = (
-    2.0  # limit to wait for the end of ranks that left the job before the first failed one
-)
-LAST_WORDS_SECONDS = 1.0  # for the other ranks to print the error that they raise about the failure
+# Limit to wait for the end of ranks that left the job before the rank that was the first to fail.
+CAUSE_SECONDS = 2.0
+# Time for the other ranks to print the error that they raise because of the failure.
+LAST_WORDS_SECONDS = 1.0
 
 
 class Blame:
@@ -16,10 +16,10 @@ class Blame:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.running = set(ranks)
-        self.codes: dict[int, int] = {}  # return codes in the order of death
+        self.codes: dict[int, int] = {}  # return codes, in the order in which the processes ended
         self.first: int | None = None
         """The rank that failed first, as far as is known; None if none has failed."""
-        # Ranks that left the job before that one and have not ended yet, in that order.
+        # Ranks that left the job before :attr:`first` and have not ended yet, in the order in which they left.
         self._suspects: list[int] = []
         self._decide_at: float | None = None
         self._heard_by = 0.0  # when the other ranks have had time to print their errors
@@ -30,9 +30,9 @@ class Blame:
         """A rank's process has ended.
 
         ``code``: its return code; ``departures``: ranks whose connections to the rendezvous have ended, in that order;
-        ``now``: ``time.monotonic()``; ``present``: number of ranks that are still connected. These, and ranks that left
-        just now, learn of the failure in a collective operation and print an error that names the tensor. They are
-        given time for that."""
+        ``now``: ``time.monotonic()``; ``present``: number of ranks that are still connected. These ranks, and those
+        that have just left, learn of the failure in a collective operation and print an error that names the tensor.
+        The decision waits for that."""
         self.running.discard(rank)
         self.codes[rank] = code
         if self.first is None and code != 0:

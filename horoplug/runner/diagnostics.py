@@ -1,5 +1,5 @@
 """The diagnostics of ``horovodrun --check-build -v``: the launcher and the scheduler of this process, and the MPI
-library that mpi4py would load. They tell what a program that is started in the same way would do."""
+library that mpi4py would load. A program that is started in the same way finds the same."""
 
 from __future__ import annotations
 

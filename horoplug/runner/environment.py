@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from horoplug.compat import python_path
 
-# The launcher sets these. Inherited HOROPLUG_ variables are removed: they would take precedence.
+# Variables that the launcher sets. Inherited ones with the prefix HOROPLUG_ are removed, as they would take precedence.
 DECIDED = (
     "RANK",
     "SIZE",

@@ -1,9 +1,9 @@
 """Sends the function of ``horoplug.run`` to the ranks and receives their results.
 
 Each rank makes one connection, which begins with mutual authentication by the job's secret
-(rendezvous/network/auth.py). All that follows are authenticated messages (rendezvous/network/messages.py), so that
-nothing from anybody else is stored or unpickled; they are encrypted if the rank's settings say so. The server only
-stores what it reads: the process that called ``run`` unpickles it.
+(rendezvous/network/auth.py). Only authenticated messages follow (rendezvous/network/messages.py), so that nothing from
+another source is stored or unpickled. They are encrypted if the rank's settings say so. The server only stores what it
+reads; the process that called ``run`` unpickles it.
 
     rank                                server
     rank u32                    ->
@@ -115,7 +115,7 @@ class Exchange:
                     self._unauthenticated.pop(sock, None)
             self._exchange(MessageStream(sock, channel))
         except (OSError, AuthenticationError, ProtocolError):
-            pass  # the connection has ended; a rank's failure is known from the end of its process
+            pass  # the connection has ended; the launcher learns of a failed rank when its process ends
         finally:
             with self._lock:
                 self._connections.discard(sock)
@@ -151,7 +151,7 @@ class Exchange:
             if kind in (RETURNED, RAISED):
                 break
             if kind not in (_CHUNK, WITHDRAWN):
-                raise ProtocolError(f"there is no message {kind!r}")
+                raise ProtocolError(f"a message has the unknown kind {kind!r}")
             try:
                 if kind == WITHDRAWN:
                     os.ftruncate(file, 0)
@@ -183,7 +183,7 @@ class Client:
     ) -> None:
         """Connect. ``encrypt``: whether the connection is encrypted; ``seconds``: limit for connecting.
 
-        Errors: those of :func:`.dial.connect`; ValueError if it cannot be encrypted."""
+        Errors: those of :func:`.dial.connect`; ValueError if the connection cannot be encrypted."""
         peer = f"the launcher at {address}:{port}"
         self._sock, channel = dial.connect(address, port, secret, _CONTEXT, seconds, peer, encrypt)
         self._stream = MessageStream(self._sock, channel)

@@ -1,8 +1,9 @@
-"""Which of the launcher's variables ranks on other hosts get.
+"""Selects the variables of the launcher that ranks on other hosts get.
 
-``horovodrun`` sends them to whoever answers as a host, so it sends those that a training program needs from its
-environment, and not the user's tokens and passwords: what :data:`FORWARDED` lists, and what the user names (``-x``).
-mpirun has rules of its own; for it, :func:`exportable` only leaves out what is wrong on another host."""
+``horovodrun`` sends variables to any machine that answers under the name of a host. So it sends those that a training
+program needs, and not the user's tokens and passwords: the list :data:`FORWARDED`, and what the user names (``-x``).
+mpirun has rules of its own; for mpirun, :func:`exportable` only leaves out variables that are invalid on another
+host."""
 
 from __future__ import annotations
 
@@ -91,12 +92,12 @@ def forwarded(env: Mapping[str, str], also: Sequence[str] = ()) -> dict[str, str
 
 
 def not_forwarded(env: Mapping[str, str], also: Sequence[str] = ()) -> list[str]:
-    """The names of the variables in ``env`` that are not forwarded, without those that are wrong on another host."""
+    """The names of the variables in ``env`` that are not forwarded, without those that are invalid on another host."""
     return sorted(exportable(env).keys() - forwarded(env, also).keys())
 
 
 def exportable(env: Mapping[str, str], also: Sequence[str] = ()) -> dict[str, str]:
-    """The variables in ``env`` that are not wrong on another host, and those that ``also`` names."""
+    """The variables in ``env`` that are valid on another host, and those that ``also`` names."""
     left_out, named = (*_WRONG_ELSEWHERE, *split([env.get(EXCEPT, "")])), split(also)
     return {
         name: value for name, value in env.items() if name in named or not _matches(name, left_out)

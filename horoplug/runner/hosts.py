@@ -169,7 +169,7 @@ def local_and_cross_ranks(placements: Sequence[Placement]) -> dict[int, dict[str
 
 
 def is_this_host(name: str, addresses: Collection[str] | None = None) -> bool:
-    """Whether a name or an address means this machine. ``user@host`` never does: it asks for ssh as that user.
+    """Whether a name or an address means this machine. ``user@host`` never does, because it asks for ssh as that user.
 
     ``addresses``: the result of :func:`lookup` for the name."""
     own = socket.gethostname()

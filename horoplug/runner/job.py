@@ -248,9 +248,8 @@ class Job:
         assert server is not None
         text = f"rank {rank} {describe(code)}"
         self._console.say(text)
-        server.mark_lost(
-            rank, text
-        )  # waiting for this rank at the rendezvous is an error from now on
+        # Waiting for this rank at the rendezvous is an error from now on.
+        server.mark_lost(rank, text)
         self._outcome.rank_ended(
             rank,
             code,

@@ -1,4 +1,4 @@
-"""What the launcher tells the agents about a job: the command of the ranks or of a check, and its environment."""
+"""Makes the payloads from which agents start processes: the command and environment of the ranks or of the probe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JobDescription:
         forward: Sequence[str] = (),
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     ) -> None:
-        """``python``: the Python of other hosts; ``silence``: seconds of silence after which the agents of other hosts
+        """``python``: the Python of other hosts; ``silence``: seconds without a frame after which agents of other hosts
         count the launcher as gone; ``grace``: seconds between SIGTERM and SIGKILL. The other arguments are those of
         :class:`horoplug.runner.job.Job`."""
         self.is_local = all(host.is_local for host in hosts)

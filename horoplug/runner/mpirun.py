@@ -29,7 +29,7 @@ class Request:
     hosts: Sequence[Host] = ()
     """Empty: the hosts of the batch system or, without one, this machine."""
     allocated: bool = False
-    """Whether a batch system has allocated hosts; mpirun asks it."""
+    """Whether a batch system has allocated hosts, which mpirun then gets from it."""
     forwarded: Sequence[str] = ()
     """Names of the variables to forward to the ranks."""
     root: bool = False
@@ -40,7 +40,7 @@ class Request:
     more: str | None = None
     ssh: Ssh = dataclasses.field(default_factory=Ssh)
     ssh_options: Sequence[str] = ()
-    """Further options, before those of ``ssh``."""
+    """Options of the ssh program, which precede those in ``ssh``."""
     interfaces: Sequence[str] = ()
 
 
@@ -79,9 +79,8 @@ def _open_mpi(
     """``remote``: prefix of the MCA parameters for starting daemons on other hosts."""
     hosts = request.hosts
     if not hosts and not request.allocated:
-        hosts = [
-            Host("localhost", request.processes)
-        ]  # else mpirun would limit the ranks to the number of cores
+        # Without a host, mpirun would limit the number of ranks to the number of cores.
+        hosts = [Host("localhost", request.processes)]
     line = ["-np", str(request.processes)]
     if hosts:
         line += ["-H", _with_slots(hosts)]

@@ -20,7 +20,7 @@ from .hosts import Host, assign_ranks
 from .remote import Ssh
 
 _VERSION_SECONDS = 20.0
-# Variables that replace ssh.
+# Variables with which users replace ssh for the daemons of mpirun.
 _AGENTS = (
     *("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"),
     *("I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"),
@@ -93,7 +93,7 @@ def command(
 
 
 def is_allocated(env: Mapping[str, str]) -> bool:
-    """Whether this runs in the job of a scheduler that mpirun asks for hosts."""
+    """Whether this process runs in the job of a scheduler from which mpirun gets its hosts."""
     found = scheduler(env)
     return found is not None and found.name != "SageMaker"  # mpirun does not know it
 
@@ -118,8 +118,8 @@ def environment(options: Options, outer: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ssh_options(ssh: Ssh) -> tuple[str, ...]:
-    """As in remote.py: ssh must not ask questions, and it ends if its host has vanished, which is how Open MPI's mpirun
-    notices that."""
+    """Options of ssh as in remote.py. ssh must not ask questions. It must end if its host has vanished, because Open
+    MPI's mpirun learns of the loss from that."""
     check = f"StrictHostKeyChecking={ssh.host_key_check}"
     options = ("BatchMode=yes", check, "ServerAliveInterval=5")
     return tuple(word for option in options for word in ("-o", option))

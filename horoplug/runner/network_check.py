@@ -26,7 +26,8 @@ _CONNECT_SECONDS = 5.0  # limit for a probe's connection, unless the start timeo
 def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
     """Addresses under which other hosts may reach this one, the most likely first.
 
-    ``names``: the interfaces to use; empty: all. Errors: StartError if this host runs ranks and has none of them."""
+    ``names``: the interfaces to use; empty: all. Errors: StartError if this host runs ranks and has none of the
+    interfaces."""
     known = interfaces()
     if names:
         try:

@@ -1,8 +1,8 @@
-"""The launcher's stdout and stderr. Threads write them, so that a terminal, reader or disk that accepts nothing blocks
-neither the launcher nor what it does about ranks that end.
+"""The launcher's stdout and stderr, written by threads. A terminal, reader or disk that accepts nothing therefore does
+not block the launcher, which continues to handle ranks that end.
 
-What is not written yet waits in memory. If that grows, the launcher tells the agents to stop reading the ranks' output,
-and the ranks wait as they would for a pipe of their own."""
+Unwritten output waits in memory. If there is too much of it, the launcher tells the agents to stop reading the ranks'
+output. The ranks then block when they write, as they would on a pipe that nobody reads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 
-HIGH_WATER = (
-    1 << 20
-)  # waiting bytes beyond which the agents are told to stop reading the ranks' output
-LOW_WATER = 1 << 18  # ... and below which they are told to continue
-_PIECE = 4096  # bytes of a write: a blocked one may not hide that the reader makes progress
+# Unwritten bytes above which agents are told to stop reading the ranks' output, and below which they are told to
+# continue.
+HIGH_WATER, LOW_WATER = 1 << 20, 1 << 18
+_PIECE = 4096  # bytes of one write; writes are small so that each one shows that the reader makes progress
 
 
 class _Thread:
     """Writes to one file, in the order of :meth:`put`. It starts when there is something to write."""
 
     def __init__(self, wake: int) -> None:
-        """``wake``: an eventfd, signalled when little or nothing is waiting any more, and after an error."""
+        """``wake``: an eventfd, signalled when the unwritten bytes fall below :data:`LOW_WATER` or to 0."""
         self._wake = wake
         self._filled = threading.Condition()
         self._pieces: collections.deque[tuple[Descriptor, bytes]] = collections.deque()
@@ -77,7 +76,7 @@ class Descriptor:
         self.name = name
         self.terminal = os.isatty(fd)
         self.error: OSError | None = None
-        """Why nothing more is written."""
+        """The error after which nothing more is written; None if there was none."""
 
     def write(self, data: bytes) -> None:
         """Queue all of ``data``; after an error it is dropped. Errors: BrokenPipeError if the reader has ended."""
@@ -87,7 +86,7 @@ class Descriptor:
             self._thread.put(self, data)
 
     def write_some(self, data: memoryview) -> int | None:
-        """Write in the thread. Returns the number of bytes; None if writing has failed for good."""
+        """Write in the thread. Returns the number of bytes; None after an error."""
         while self.error is None:
             try:
                 return os.write(self._fd, data)
@@ -143,8 +142,9 @@ class Outlets:
     def flush(self, wakeup: int, patience: float | None, is_over: Callable[[], bool]) -> int:
         """Wait until everything is written. Returns the number of bytes that are not.
 
-        ``wakeup``: a nonblocking descriptor that is readable when ``is_over``, which ends the wait, may have changed;
-        ``patience``: seconds without progress that end it, too, None: no limit."""
+        ``is_over``: ends the wait when it returns true; ``wakeup``: a nonblocking descriptor that is readable when the
+        result of ``is_over`` may have changed; ``patience``: seconds without progress after which the wait ends, too;
+        None: no limit."""
         poll = select.poll()
         for fd in (self.wakeup, wakeup):
             poll.register(fd, select.POLLIN)

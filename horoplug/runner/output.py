@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 STREAMS = ("stdout", "stderr")
-MAX_LINE = (
-    1 << 20
-)  # bytes; longer lines are broken, so that a rank cannot fill the launcher's memory
+MAX_LINE = 1 << 20  # bytes; longer lines are broken, to bound the launcher's memory
 BAR_SECONDS = 1.0  # between two lines of a progress bar in a file or pipe
 _CLEAR = b"\r\x1b[K"
 
 
 def _create(path: Path) -> BinaryIO:
-    """Open an empty file. Unless it exists, only its owner can read it: output may have what others must not know."""
+    """Open an empty file. A new file is readable for its owner only, because output may contain secrets."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 

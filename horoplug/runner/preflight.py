@@ -1,8 +1,8 @@
-"""Checks several hosts before ranks start: all have the same horoplug, all reach one address of the launcher, and all
-reach each other.
+"""Checks several hosts before ranks start: all have the same version of horoplug, all reach one address of the
+launcher, and all reach each other.
 
-A state machine without I/O and clock: it takes the messages of the hosts' probes (probe.py), and returns messages to
-them and the chosen address."""
+This is a state machine without I/O and clock: it takes the messages of the hosts' probes (probe.py), and returns
+messages to the probes and the chosen address."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class _Host:
     greeted: bool = False
     interface: str | None = None  # prescribed by the user; its name on this host
     address: str | None = None  # where its ranks will listen
-    reached: dict[int, str] = dataclasses.field(
-        default_factory=dict
-    )  # by candidate: this host's own address
-    unreached: dict[int, str] = dataclasses.field(default_factory=dict)  # by candidate: the reason
+    # By candidate: the address of this host from which it has reached the candidate, and why it has not.
+    reached: dict[int, str] = dataclasses.field(default_factory=dict)
+    unreached: dict[int, str] = dataclasses.field(default_factory=dict)
     port: int | None = None
     peers: set[int] = dataclasses.field(default_factory=set)  # hosts that it has reached
 
@@ -42,13 +41,14 @@ class Message(NamedTuple):
 
 
 class Preflight:
-    """The conversation with all hosts. :attr:`server` is the chosen address; :attr:`done` tells that all checks
-    passed."""
+    """The exchange of messages with all hosts. :attr:`server` is the index of the chosen address; :attr:`done` is true
+    when all checks have passed."""
 
     def __init__(
         self, hosts: Sequence[str], candidates: Sequence[tuple[str, int]], version: str
     ) -> None:
-        """``candidates``: addresses at which the launcher listens, best first; ``version``: the launcher's horoplug."""
+        """``candidates``: addresses at which the launcher listens, best first; ``version``: of the launcher's
+        horoplug."""
         self._hosts = [_Host(name, number) for number, name in enumerate(hosts)]
         self._candidates = list(candidates)
         self._version = version
@@ -107,7 +107,8 @@ class Preflight:
         host.greeted = True
         if hello["version"] != self._version:
             raise StartError(
-                f"{host.name} has horoplug {hello['version']}, and this host {self._version}: all hosts need the same"
+                f"{host.name} has horoplug {hello['version']}, and this host {self._version}: "
+                "all hosts need the same version"
             )
         if "error" in hello:
             raise StartError(f"{host.name}: {hello['error']}")

@@ -8,8 +8,8 @@ with the launcher (preflight.py is the other side):
 2. launcher: an address of this host; probe: the port on which it listens there;
 3. launcher: where the other hosts' probes listen; probe: whether it reached each of them.
 
-Every connection is authenticated with the job's secret, so that an address that other machines share, such as that of a
-container bridge, is not taken for the launcher's. The probe ends when its standard input ends."""
+Every connection is authenticated with the job's secret. An address that another machine has, too, such as that of a
+container bridge, is therefore not mistaken for the launcher's. The probe ends when its standard input ends."""
 
 from __future__ import annotations
 

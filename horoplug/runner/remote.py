@@ -9,8 +9,9 @@ import dataclasses
 import shlex
 import sys
 
-# Reads the agent's source up to a zero byte. It uses double quotes only, since the remote user's shell, whichever that
-# is, parses it within single quotes. The source ends with the call that starts the agent: a truncated one does nothing.
+# Reads the agent's source up to a zero byte. The program contains double quotes only, because the shell of the remote
+# user parses it within single quotes. The source ends with the call that starts the agent, so that a truncated source
+# does nothing.
 _BOOTSTRAP = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or bytes(1),bytes(1))))'
 )
@@ -51,7 +52,7 @@ class Ssh:
             "BatchMode": "yes",  # no user is there to answer a question
             "ConnectTimeout": str(max(int(connect_seconds), 1)),
             "StrictHostKeyChecking": self.host_key_check,
-            # No shared connection: the end of this one tells something about the host.
+            # No shared connection, because the end of the connection must mean that the host is lost.
             "ControlPath": "none",
             # Options of the user's configuration that would interfere.
             "ClearAllForwardings": "yes",

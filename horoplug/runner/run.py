@@ -25,7 +25,7 @@ from .forwarding import NAMED, exportable, split
 from .run_task import Failure, pack
 
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
-# Without the current folder on its path: a user's module there could shadow one of the standard library.
+# The program removes the current folder from sys.path: a user's module there could shadow a standard module.
 _LAUNCHER = """import sys
 sys.path[:] = filter(None, sys.path)
 from horoplug.runner.run_launcher import main

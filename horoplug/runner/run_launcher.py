@@ -1,9 +1,9 @@
 """The launcher process of ``horoplug.run``: ``horovodrun`` with an exchange for the function and the results.
 
-It is a process of its own since a launcher takes over the signal handlers and all children of its process, and
-``horoplug.run`` may be called in a notebook's kernel. Arguments: the caller's pid; the descriptors of a pipe for the
-outcome, of the file with the function, and of a file for each rank's result, separated by commas; horovodrun's
-flags."""
+It is a separate process because a launcher takes over the signal handlers and all children of its process, while
+``horoplug.run`` may be called in a notebook's kernel. Arguments: the pid of the caller; the descriptors of a pipe for
+the outcome, of the file with the function, and of a file for each rank's result, separated by commas; the flags of
+horovodrun."""
 
 from __future__ import annotations
 

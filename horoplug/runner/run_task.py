@@ -26,8 +26,9 @@ from .exchange import RAISED, RETURNED, WITHDRAWN, Client
 PORT, ADDRESS, SECRET, SALT = (
     f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET", "SALT")
 )
-"""Variables with the exchange's endpoint. Address and secret default to those of the rendezvous. With a salt, the
-secret is derived from the key in the file that HOROPLUG_SECRET_FILE names (:func:`secret_of`)."""
+"""Variables with the address, port, secret and salt of the exchange. Address and secret default to those of the
+rendezvous. With a salt, the secret is derived from the key in the file that HOROPLUG_SECRET_FILE names
+(:func:`secret_of`)."""
 _END_SECONDS = 5.0  # limit for a rank to end after its function has failed
 
 

@@ -13,7 +13,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextlib.contextmanager
 def signal_handlers(end: Handler, suspend: Handler | None = None) -> Iterator[socket.socket]:
-    """Handle signals within the block; yields a nonblocking socket that is readable once a signal has arrived.
+    """Context that handles signals. Yields a nonblocking socket that is readable once a signal has arrived.
 
     ``end``: called for SIGINT, SIGTERM and SIGHUP, except for those that are ignored, as under ``nohup``; ``suspend``:
     called for SIGTSTP if its handler is the default one. The previous handlers are restored."""

@@ -30,7 +30,7 @@ def in_foreground(fd: int) -> bool:
 
 
 def fit(line: str, fd: int) -> str:
-    """The line, cut so that the terminal's last column stays free: a wrapped line could not be erased."""
+    """Cut a line so that the last column of the terminal stays free: a line that wraps could not be erased."""
     try:
         columns = os.get_terminal_size(fd).columns
     except OSError:
@@ -52,8 +52,9 @@ class Status:
     def line(
         self, now: float, *, started: int, up: int, ended: int, counters: Counters | None
     ) -> str:
-        """The line. Numbers of ranks: ``started``: their process was started; ``up``: they have called init and not
-        left; ``ended``: their process has ended. ``counters``: the last report of rank 0."""
+        """The text of the line. ``started``: number of ranks whose process was started; ``up``: number of ranks that
+        have called init and not left the job; ``ended``: number of ranks whose process has ended; ``counters``: the
+        last report of rank 0."""
         self.due = now + SECONDS
         if started == 0:
             state = f"waiting for the hosts of {_ranks(self._size)}"

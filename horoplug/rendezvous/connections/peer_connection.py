@@ -27,9 +27,8 @@ _HELLO = struct.Struct("!4sBBBBIIQ16s")
 _MAGIC = b"HPme"
 _VERSION = 3  # 2: every two ranks of a host made a connection of their own
 _FDS = 2  # the memfd and the eventfd
-_FD_SPACE = socket.CMSG_SPACE(
-    8 * 4
-)  # room for more than _FDS, so that surplus descriptors are received and closed
+# Room for more descriptors than _FDS, so that surplus ones are received and closed.
+_FD_SPACE = socket.CMSG_SPACE(8 * 4)
 
 _OFFER, _REFUSAL = 1, 2
 

@@ -368,9 +368,8 @@ class _PeerConnector:
             endpoint = Hub(connections)
         else:
             endpoint = Member(hub, connections[hub], local - {hub})
-            deadline += (
-                Barrier.GRACE / 2
-            )  # the hub gives up first, because it knows which rank is missing
+            # The hub gives up first, because it knows which rank is missing.
+            deadline += Barrier.GRACE / 2
         with contextlib.closing(endpoint), HubLoop(endpoint, deadline) as loop:
             while not endpoint.done:
                 barrier.check()
