@@ -27,8 +27,10 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Overwrite variables (of TensorFlow or Keras, in the same order on every rank) with those of rank `root_rank` (a
-    global rank), on the ranks of the set. In a graph: returns the operation that overwrites them.
+    """Overwrite variables with the values that rank `root_rank` (a global rank) has, on all ranks of the set.
+
+    ``variables``: variables of TensorFlow or Keras, in the same order on every rank. In a graph, the result is the
+    operation that overwrites them.
 
     ``inplace`` is accepted for compatibility with Horovod and has no effect."""
     assigned = broadcast_(list(variables), root_rank, "broadcast_variables", process_set)

@@ -12,13 +12,13 @@ from horoplug.tensorflow.reduction import scale_local
 
 
 class LocalGradientAggregationHelper:
-    """Keeps the sums of gradients in variables, which it creates with the first gradients. Works in eager mode,
+    """Adds gradients to variables, which it creates when it gets the first gradients. Works in eager mode,
     ``tf.function`` and graphs of TensorFlow 1.
 
     ``allreduce_func``: maps gradients and their variables to the reduced gradients. ``sparse_as_dense``: convert
     ``tf.IndexedSlices``, which cannot be added, to dense tensors. ``average_aggregated_gradients``: divide the sums by
     the number of batches. ``scale_local_gradients``: divide the gradients of local variables by the number of ranks.
-    ``optimizer_type``: the counter of batches, which is that of a Keras optimizer or the ``global_step`` of
+    ``optimizer_type``: decides what counts the batches: ``iterations`` of a Keras optimizer, or the ``global_step`` of
     TensorFlow 1."""
 
     _OPTIMIZER_TYPE_KERAS: ClassVar = "optimizer_type_keras"

@@ -1,4 +1,4 @@
-"""The gradients of the operations: one rule for an operation on one tensor and on a group.
+"""The gradients of the operations. Each rule serves an operation on one tensor and on a group of tensors.
 
 The rules are Horovod's. They assume that the ranks' losses are averaged, as the optimizer does: for an operation whose
 result every rank uses, the gradient is the *average* of the gradients of all ranks.
@@ -41,7 +41,7 @@ class Forward:
 
     def run(self, operation: str, grads: Sequence[tf.Tensor], **options: Any) -> Any:
         """Run an operation on the gradients, in the same process set."""
-        # Without tensor_name, an operation of a graph has the name of its node.
+        # Without tensor_name, the ranks match an operation of a graph by the name of its node.
         name = self.op.get_attr("tensor_name").decode()
         if not name and not tf.executing_eagerly():
             name = self.op.outputs[0].op.name.rpartition("/")[2]
@@ -84,15 +84,15 @@ def _allgather(forward: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:
 def _rows_of_rank(
     grad: tf.Tensor, counts: tf.Tensor, rank: tf.Tensor, tensor: tf.Tensor
 ) -> tf.Tensor:
-    """The rows of a rank. ``tensor`` is its input: XLA needs a static size, and a slice has the size of the input. The
-    offset may be dynamic."""
+    """The rows of ``grad`` that belong to ``rank``, as many as ``tensor``, its input, has. XLA needs a static size,
+    which the shape of ``tensor`` gives; the offset may be dynamic."""
     size = tf.concat([[1], tf.shape(tensor)], 0)[-tf.rank(grad) :]
     first = tf.gather(tf.cumsum(tf.cast(counts, tf.int32), exclusive=True), rank)
     return tf.slice(grad, tf.concat([[first], tf.zeros_like(size)[1:]], 0), size)
 
 
 def _broadcast(forward: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:
-    """The average on the root, zero elsewhere: only the root's tensor is used."""
+    """The average on the root, zeros on other ranks: the operation uses only the root's tensor."""
     is_root = tf.equal(rank_in(0), forward.op.get_attr("root_rank"))
     return [tf.where(is_root, grad, tf.zeros_like(grad)) for grad in forward.average(grads)]
 

@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PATH = Path(__file__).resolve().parent.parent / "libhoroplug_tensorflow.so"
 
-# Operations that keep their position in the program.
+# Operations that always run in the order of the program.
 _ORDERED = ("HorovodJoin", "HorovodBarrier")
 # TensorFlow's tables of operations that tf.function runs in any order, and even if their results are unused.
 _TABLES = ("ASYNC_STATEFUL_OPS", "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS")
@@ -82,10 +82,11 @@ def _set_tables(tables: dict[str, frozenset[str]]) -> None:
 OPS, _ASYNCHRONOUS = _load()
 _ORIGINAL_TABLES = _unordered_tables()
 
-# Let tf.function run every operation, as soon as its inputs are ready. By default tf.function runs operations with side
-# effects one after the other, and ranks that differ in the order would wait for each other. It also drops operations
-# whose results are unused, for which the other ranks would wait. Kernels that block, in contrast, need the order of the
-# program, which is the same on all ranks: in any other order they could block all threads of TensorFlow.
+# Let tf.function run every operation as soon as its inputs are ready, even if its results are unused. By default,
+# tf.function runs operations with side effects one after the other, and ranks that differ in the order would wait for
+# each other. It also drops operations whose results are unused, for which the other ranks would wait. In contrast,
+# kernels that block need the order of the program, which is the same on all ranks: in any other order they could block
+# all threads of TensorFlow.
 if _ASYNCHRONOUS and _ORIGINAL_TABLES is not None:
     _unordered = frozenset(name for name in _names(OPS) if name not in _ORDERED)
     _set_tables({name: table | _unordered for name, table in _ORIGINAL_TABLES.items()})
@@ -93,8 +94,8 @@ if _ASYNCHRONOUS and _ORIGINAL_TABLES is not None:
 
 @functools.cache
 def _kernels_defer() -> bool:
-    """Whether asynchronous kernels return before they have ended. If they do not, this function restores the order of
-    operations in ``tf.function``."""
+    """Whether asynchronous kernels return before their operation is done. If they do not, this function restores
+    TensorFlow's order of operations in ``tf.function``."""
     with tf.init_scope(), tf.device("CPU:0"):
         defers = bool(OPS.horovod_defers().numpy() == 1)
     if not defers:

@@ -98,7 +98,8 @@ class _DistributedOptimizer(_Wrapper):
 
 
 class _DistributedAdasumOptimizer(_Wrapper):
-    """Every rank applies its own gradients, and Adasum combines the changes of the variables, like
+    """An optimizer in which every rank applies its own gradients, and Adasum combines the changes of the variables
+    (Maleki et al., Scaling Distributed Training with Adaptive Summation, 2020). It corresponds to
     :mod:`horoplug.torch.adasum_optimizer`."""
 
     def __init__(

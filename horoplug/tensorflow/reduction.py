@@ -36,7 +36,7 @@ class Reduction:
     process_set: ProcessSet
     scale_local_gradients: bool = True
     ignore_name_scope: bool = False  # name scopes may differ between ranks
-    # Local sources by id. The dictionary holds the objects, so that their ids are not used again.
+    # Local sources by id. The dictionary keeps the objects alive, so that their ids are not reused.
     _local: dict[int, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Reduction:
 
 
 def scale_local(gradient: Any, process_set: ProcessSet) -> Any:
-    """A local gradient divided by the number of ranks, which is its part of an average."""
+    """A local gradient divided by the number of ranks, as if it were averaged with zeros on the other ranks."""
     factor = 1.0 / tf.cast(size_of(process_set.process_set_id or 0), gradient.dtype)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
@@ -146,7 +146,8 @@ def scale_local(gradient: Any, process_set: ProcessSet) -> Any:
 
 
 def _buckets(gradients: Sequence[Any], indices: Sequence[int]) -> list[list[int]]:
-    """Buckets of consecutive gradients, from the end of the model, whose gradients are computed first."""
+    """Divide gradients into buckets of consecutive ones, beginning with the last layers of the model, whose gradients
+    are computed first."""
     buckets: list[list[int]] = [[]]
     filled = 0
     for i in reversed(indices):

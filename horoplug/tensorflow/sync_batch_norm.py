@@ -66,7 +66,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         )
         with tf.name_scope(
             "sync_batch_norm/"
-        ):  # replaces the scopes of the layers, whose names may differ between ranks
+        ):  # an absolute scope, because the names of the layers' scopes may differ between ranks
             sums = allreduce(
                 tf.concat([count, count * mean, squares + count * mean**2], 0),
                 op=Sum,

@@ -62,7 +62,7 @@ def _make_allreduce_grads_fn(
     groups: Groups,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:
-    """A function that maps gradients, and their variables, to the reduced gradients."""
+    """A function of gradients, and optionally their variables, that returns the reduced gradients."""
     reduction = Reduction.of(name, locals())
 
     def allreduce_grads(grads: Sequence[Any], vars: Sequence[Any] | None = None) -> list[Any]:
@@ -89,7 +89,8 @@ def _make_cached_allreduce_grads_fn(
     groups: Groups,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:
-    """The same function for the same arguments; in eager mode as a ``tf.function``."""
+    """:func:`_make_allreduce_grads_fn` with a cache: equal arguments give the same function, which is a
+    ``tf.function`` in eager mode."""
     arguments = dict(locals())
     if isinstance(groups, (list, tuple)):
         arguments["groups"] = vars_to_refs(groups)

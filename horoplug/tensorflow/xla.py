@@ -2,8 +2,8 @@
 
 TensorFlow's kernels cannot run there. Each operation is a custom call of the compiled program instead
 (``csrc/bindings/tensorflow/xla.h``), which blocks the program. XLA runs calls that do not depend on each other in any
-order, also concurrently, so that ranks could wait for each other. Therefore every call takes a token from the call
-before it and passes one on. The token is the value of a variable, because XLA carries variables through loops and
+order, or concurrently, so that ranks could wait for each other. Therefore every call takes a token from the call before
+it and passes one on. The token is the value of a variable, because XLA carries variables through loops and
 branches. Calls that one thread traces run in the order in which they were traced.
 """
 
@@ -21,7 +21,7 @@ try:
 except ImportError:
     _in_xla = _FunctionGraph = None
 
-# Number of output rows from the number of input rows and of ranks, for operations whose output has another shape.
+# For operations whose output has another shape: the number of output rows, from the numbers of input rows and of ranks.
 _ROWS: Final[dict[str, Callable[[int, int], int]]] = {
     "allgather": lambda rows, ranks: rows * ranks,
     "alltoall": lambda rows, ranks: rows,
@@ -291,7 +291,7 @@ def _variable(graph: Any) -> tf.Tensor:
         refuse("operation", "it is in a graph of TensorFlow 1")
     order = program.order
     if type(graph) is not _FunctionGraph:
-        # A loop or a branch. The gradient of a loop can only use captures of the surrounding graph.
+        # The graph is a loop or a branch. The gradient of a loop can only use captures of the surrounding graph.
         with graph.outer_graph.as_default():
             order = _variable(graph.outer_graph)
     captured: tf.Tensor = graph.capture(order)
@@ -301,8 +301,8 @@ def _variable(graph: Any) -> tf.Tensor:
 def _trace_per_program() -> None:
     """Patch TensorFlow to trace a ``tf.function`` again for each program that XLA compiles.
 
-    Otherwise TensorFlow would reuse a trace from outside of compiled functions, which XLA cannot compile, or use a
-    trace with custom calls outside of compiled functions, or a trace with the variable of another program."""
+    Otherwise TensorFlow would reuse a wrong trace: one from outside of compiled functions, which XLA cannot compile;
+    one with custom calls, outside of compiled functions; or one with the variable of another program."""
     try:
         from tensorflow.python.eager.polymorphic_function import function_context
     except ImportError:
