@@ -84,7 +84,7 @@ class TorchAdapter:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may have the same address. May be True without need for strides that interleave."""
+    """Whether two elements may have the same address. The result may be True without need if strides interleave."""
     extent = 1
     dimensions = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, count in sorted((stride, count) for stride, count in dimensions if count != 1):

@@ -1,10 +1,10 @@
 """``DistributedOptimizer(op=Adasum)``: every rank steps separately, and Adasum combines the steps.
 
-Adasum combines the steps of an optimizer (the changes of the parameters) instead of gradients. State such as momentum
-stays local to a rank. When backward has computed the gradient of a parameter, a hook steps this parameter alone,
-restores its old value, and submits the difference; ``step`` waits for the combined differences and adds them. So
-parameters change in ``step`` only, and are the same on all ranks.
-"""
+Adasum (Maleki et al., Scaling Distributed Training with Adaptive Summation, 2020) combines the steps of an optimizer,
+which are the changes of the parameters, instead of gradients. State such as momentum stays local to a rank. When
+backward has computed the gradient of a parameter, a hook steps this parameter alone, restores its old value, and
+submits the difference; ``step`` waits for the combined differences and adds them. So parameters change in ``step``
+only, and are the same on all ranks."""
 
 import weakref
 from collections.abc import Callable

@@ -95,7 +95,7 @@ def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 
 
 def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The rows of this rank of the average."""
+    """This rank's rows of the average of the gradients."""
     rank = past.process_set.rank()
     assert rank is not None
     return [
@@ -160,7 +160,7 @@ def _scatter(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Ten
 
 Rule = Callable[[Forward, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
-# By the name of the operation: from the gradients of its outputs to those of its inputs.
+# By the name of the operation: a function of the gradients of its outputs that returns those of its inputs.
 GRADIENTS: dict[str, Rule] = {
     "allreduce": _allreduce,
     "allgather": _allgather,

@@ -104,8 +104,8 @@ class Buckets:
                 parameter.grad = view
 
     def attach(self) -> None:
-        """Make every ``grad`` the view, including those that :meth:`take` did not change and those that the program has
-        replaced."""
+        """Make every ``grad`` the view of its bucket, including those that :meth:`take` did not change and those that
+        the program has replaced."""
         for parameter, (view, _) in self._views.items():
             if parameter.grad is not view:
                 parameter.grad = view
@@ -236,7 +236,7 @@ def _unsupported(
 
 
 def _difference(own: Mapping[str, GradientLayout], layouts: Iterable[GradientLayout]) -> str | None:
-    """A description of the first difference to the gradients of rank 0; None: there is none."""
+    """Describe the first difference between this rank's gradients and those of rank 0; None if there is none."""
     theirs = {layout.name: layout for layout in layouts}
     for name in [*theirs, *own]:
         here, there = own.get(name), theirs.get(name)

@@ -1,4 +1,4 @@
-"""The class that :func:`horoplug.torch.optimizer.DistributedOptimizer` puts before the class of the user's
+"""The base class that :func:`horoplug.torch.optimizer.DistributedOptimizer` adds to the class of the user's
 optimizer."""
 
 import contextlib
@@ -75,7 +75,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if groups is not None:
             names = {p: self._parameter_names[p] for p in parameters}
             self._reduction.groups = GroupProgress(make_groups(names, groups, process_set))
-        elif as_views and not elastic:  # new ranks create optimizers while others do not
+        elif (
+            as_views and not elastic
+        ):  # in an elastic job, new ranks create optimizers while others do not
             self._make_buckets()
         self._reduction.hook(parameters)
 
@@ -83,7 +85,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return Reducer(*options)
 
     def _make_buckets(self) -> None:
-        """Collective. Creates no buckets if there is one rank."""
+        """Create the buckets, unless there is only one rank. Collective."""
         alone = self.process_set.size() == 1
         self._reduction.make_buckets(() if alone else self._parameters())
 

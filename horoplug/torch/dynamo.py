@@ -7,7 +7,7 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_torch: Any = torch  # the function is not exported
+_torch: Any = torch  # typed as Any, because the function below is private
 
 
 def run_eagerly(function: _Function) -> _Function:

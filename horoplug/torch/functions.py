@@ -104,7 +104,7 @@ def broadcast_optimizer_state(
             tensors[slot.number] = made
             return made
 
-        # A tensor that is not in CPU memory on the root goes to the device of this rank's parameter.
+        # A tensor that is on a GPU on the root goes to the device of this rank's parameter.
         first = parameters[0] if parameters else None
         options = _map(_Slot, functools.partial(make, like=first), options)
         state = [

@@ -40,7 +40,8 @@ class GradientReduction:
     """Reduces the gradients of parameters. The owner calls :meth:`finish` once for each step."""
 
     def __init__(self, reducer: Reducer, names: dict[torch.Tensor, str], passes: int) -> None:
-        """``names`` of the parameters, and of any others; ``passes``: backward passes per step."""
+        """``names``: the names of the parameters, and possibly of others; ``passes``: number of backward passes per
+        step."""
         self._reducer = reducer
         self._names = names
         self.passes = passes
@@ -107,7 +108,7 @@ class GradientReduction:
             self.reset()
 
     def reset(self) -> None:
-        """Forget what was submitted: all gradients are pending."""
+        """Forget all submitted reductions, so that all gradients are pending."""
         self._reducer.forget()
         self._ready = {}
         self.groups.reset()
@@ -115,7 +116,7 @@ class GradientReduction:
         self.delay.update(dict.fromkeys(self.delay, self.passes))
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Backward has added to a gradient."""
+        """The hook: backward has added to the gradient of ``parameter``."""
         left = self.delay[parameter] - 1
         if left < 0:
             raise AssertionError(

@@ -11,7 +11,7 @@ from horoplug.common.objects import broadcast_object
 from horoplug.common.process_sets import ProcessSet
 
 Stream = tuple[int, int] | None
-"""Where a gradient became ready: ordinal of the GPU and its stream; None: in host memory."""
+"""The stream in which a gradient became ready: the ordinal of the GPU and the CUDA stream; None: in host memory."""
 
 
 class Group(tuple[torch.Tensor, ...]):
@@ -50,7 +50,7 @@ class GroupProgress:
         return deferred
 
     def reset(self) -> None:
-        """No gradient is ready."""
+        """Start again with no gradient ready."""
         self._streams.clear()
         self._deferred = []
         self.counts.update(dict.fromkeys(self.counts, 0))

@@ -55,7 +55,7 @@ class Reducer:
         self._process_set = process_set
         self._compresses = _method(compression, "compress") is not NoneCompressor.compress
         self.wire_dtype = wire_dtype(compression)
-        # Whether gradients are usually sent without a call of the compression, since the core casts them itself.
+        # Whether gradients are usually sent without calling the compression, because the core casts them itself.
         self._sends_as_is = not self._compresses or self.wire_dtype != 0
         # Whether `decompress` need not be called, since copying a gradient back casts it as well.
         self._casts_only = _method(compression, "decompress") in (
@@ -81,7 +81,7 @@ class Reducer:
         device = None
         for parameter in parameters:
             tensor, kept, known = parameter.grad, None, self._known.get(parameter)
-            # A short path for the usual case.
+            # A fast path for the usual case.
             if not (
                 self._sends_as_is
                 and known is not None

@@ -1,6 +1,6 @@
 """Batch normalization over the batches of all ranks.
 
-The forward pass and the backward pass exchange a few numbers per channel each. The batches of the ranks may have
+The forward pass and the backward pass each exchange a few numbers per channel. The batches of the ranks may have
 different sizes and may be empty.
 """
 
@@ -21,7 +21,7 @@ from horoplug.torch.operations import allgather, allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
-    """``torch.nn.BatchNorm1d/2d/3d`` that in training uses the mean and variance over the batches of all ranks.
+    """``torch.nn.BatchNorm1d/2d/3d`` that uses the mean and variance over the batches of all ranks in training.
 
     Takes floating-point input of shape (N, C, ...); statistics are float32, or float64 for float64 input. In
     evaluation, on one rank, and on ranks outside of the process set it is plain batch normalization. The gradients of
@@ -133,7 +133,7 @@ class _Exchange:
     def gather(self, count: int, *numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather from all ranks: the number of values, in host memory, and the concatenated vectors as the rows of a
         matrix."""
-        # Each rank forgets a use when it drops the graph, so the ranks agree on a number that is free on all of them.
+        # A rank frees the number of a use when it drops the graph, so the ranks agree on a number that is free on all.
         free = max(self._uses, default=-1) + 1
         row = torch.tensor([free, count], dtype=torch.float64)
         wide = [vector.double() for vector in numbers]

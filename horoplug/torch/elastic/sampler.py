@@ -13,7 +13,8 @@ from horoplug.torch.mpi_ops import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
-    """Distributes the samples of a dataset over the ranks; after a restart, only those that were not processed.
+    """Distributes the samples of a dataset over the ranks. After a restart, it distributes only those that were not
+    processed.
 
     Put it into the :class:`TorchState`, call :meth:`record_batch` after each batch, and :meth:`set_epoch` at the *end*
     of an epoch, so that an interrupted epoch is continued instead of repeated.
