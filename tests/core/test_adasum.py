@@ -177,6 +177,6 @@ def check_three():
     assert (hvd.allreduce(x) == 1).all()
 
 
-def test_adasum_refuses_rank_counts_that_are_no_power_of_two(pool):
+def test_adasum_refuses_rank_counts_that_are_not_a_power_of_two(pool):
     with pool.ranks(3) as ranks:
         ranks.run(check_three)

@@ -67,7 +67,7 @@ def work():
 
 @pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("encrypt", [True, False])
-def test_tensors_objects_and_names_cannot_be_read_on_the_network(pool, encrypt, streams):
+def test_tensors_objects_and_names_are_encrypted_on_the_network(pool, encrypt, streams):
     env = {"HOROPLUG_NUM_STREAMS": str(streams)} | (ENCRYPT if encrypt else {})
     with pool.ranks(2, hosts="ab", init=False, env=env) as job:
         job.run(init_behind_recorder)
@@ -92,7 +92,7 @@ def test_changed_byte_ends_the_job_and_the_error_names_the_peer(pool):
         )
 
 
-def test_job_with_hosts_of_several_ranks_starts_again_and_again(pool):
+def test_encrypted_job_with_several_ranks_per_host_initialises_repeatedly(pool):
     with pool.ranks(4, hosts="aabb", init=False, env=ENCRYPT) as job:
 
         def again():
@@ -132,7 +132,7 @@ def test_job_does_not_start_without_the_library(pool):
             assert "\n" not in outcome.message
 
 
-def test_core_refuses_what_would_not_be_encrypted():
+def test_core_refuses_an_encrypted_job_without_keys():
     ours, theirs = socket.socketpair()
     with theirs:
         peer = (1, 1, ours.detach(), -1, -1)

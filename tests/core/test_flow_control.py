@@ -45,7 +45,7 @@ def wait_until_constant(pid):
         time.sleep(0.01)
 
 
-def test_memory_beside_a_stopped_rank_is_bounded(pool):
+def test_memory_of_the_neighbour_of_a_stopped_rank_is_bounded(pool):
     with pool.ranks(3, hosts="abc", env=NO_LIMITS | CHAIN) as job:
         job.start(broadcasts, True)
         neighbour, stopped = (worker.process.pid for worker in job.workers[1:])

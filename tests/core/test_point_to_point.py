@@ -119,7 +119,7 @@ def test_transfers_after_reinitialisation(ranks):
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "stream", "inline"])
-def test_forced_paths(pool, algorithm):
+def test_send_and_recv_with_forced_algorithms(pool, algorithm):
     with pool.ranks(3, hosts="aab", env={"HOROPLUG_ALGORITHM": algorithm}) as job:
         job.run(check_beside_collectives, seed())
         job.run(check_large)

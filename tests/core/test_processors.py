@@ -113,7 +113,7 @@ def test_quotas_of_nested_groups(process):
 
 
 @pytest.mark.parametrize("root", ["/", "/docker/1"])
-def test_quota_of_version_1(process, root):
+def test_quota_of_cgroup_version_1(process, root):
     """A container without a namespace of its own sees its group's full path, and only its own group is mounted."""
     inside = "" if root != "/" else "docker/1/"
     files = {

@@ -69,7 +69,7 @@ def opposite_orders(late_is_daemon, both_are_late):
 
 @pytest.mark.parametrize("both_are_late", [False, True], ids=["one rank", "both ranks"])
 @pytest.mark.parametrize("late_is_daemon", [False, True], ids=["has not submitted", "daemon"])
-def test_late_thread_is_no_deadlock(pool, late_is_daemon, both_are_late):
+def test_late_thread_is_not_a_deadlock(pool, late_is_daemon, both_are_late):
     with pool.ranks(2, env=QUICK) as job:
         assert job.run(opposite_orders, late_is_daemon, both_are_late) == [[2, 2], [2, 2]]
 

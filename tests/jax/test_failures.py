@@ -313,7 +313,7 @@ def run_code(tmp_path, code, size=1, **options):
     return done
 
 
-def test_single_core(tmp_path):
+def test_operations_with_a_single_xla_thread(tmp_path):
     """XLA has a single thread, which an operation blocks while it waits."""
     run_code(
         tmp_path,

@@ -208,7 +208,7 @@ def used():
     return device()._driver.simulated_gpu_bytes_used(device().ordinal)
 
 
-def test_rows_known_after_the_call(device_ranks):
+def test_operations_whose_row_counts_are_known_after_the_call(device_ranks):
     device_ranks.run(check_rows_known_after_the_call)
 
 
@@ -474,7 +474,7 @@ def check_interrupt():
     hvd.init()
 
 
-def test_interrupted_call_keeps_its_number(pool):
+def test_number_of_an_interrupted_call_is_not_reused_while_its_handler_runs(pool):
     with pool.ranks(2) as ranks:
         ranks.run(check_interrupt)
 

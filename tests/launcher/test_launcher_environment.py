@@ -149,7 +149,7 @@ def test_innermost_launcher_wins():
     )
 
 
-def test_processes_outside_a_job_are_no_ranks():
+def test_processes_outside_a_job_are_not_ranks():
     batch_script = {key: value for key, value in srun(2)[0].items() if "STEP" not in key}
     assert recognise(batch_script) is None
     assert (

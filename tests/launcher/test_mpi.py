@@ -135,7 +135,7 @@ def test_options_that_are_passed_as_variables_or_left_out():
     }
 
 
-def test_jsrun_line():
+def test_jsrun_command_line():
     request = mpirun.Request(5, hosts=TWO, tcp=True, more="-disable_gpu_hooks", output=Path("/o"))
     assert mpirun.JSRUN.line(request).arguments == shlex.split(
         "--np 5 --nrs 2 --rs_per_host 1 --tasks_per_rs 3 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind none"

@@ -70,7 +70,7 @@ sys.exit(shell.wait(10))
 """
 
 
-def test_program_in_an_interactive_shell_is_no_rank(slurm, tmp_path):
+def test_program_in_an_interactive_shell_is_not_a_rank(slurm, tmp_path):
     """Although the shell is a task of srun and has all its variables."""
     (tmp_path / "job.py").write_text(JOB)
     status, output = slurm(sys.executable, "-c", AT_A_TERMINAL, tmp_path / "job.py")

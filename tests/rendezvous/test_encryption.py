@@ -51,7 +51,7 @@ def test_connection_without_encryption_has_no_data_keys():
         assert one.data_keys() == other.data_keys() == b""
 
 
-def test_keys_do_not_follow_from_the_secret_and_what_was_sent():
+def test_keys_cannot_be_derived_from_the_secret_and_the_traffic():
     """Somebody who has recorded the handshake and learns the secret later still lacks what the private keys share."""
     one, _ = handshakes()
     recorded = Handshake(SECRET, Role.CLIENT, b"x", "the server", Encryption.ON)
@@ -129,7 +129,7 @@ def test_public_key_of_small_order_is_rejected():
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_messages_arrive_in_pieces_of_any_size_and_cannot_be_read_on_the_way():
+def test_encrypted_messages_arrive_in_pieces_of_any_size():
     rng = random.Random(seed())
     one, other = (end.channel() for end in handshakes())
     payloads = [b"plain text " * rng.choice((0, 1, 3, 400)) for _ in range(100)]
@@ -200,7 +200,7 @@ def test_store_serves_clients_that_encrypt_and_others(encrypt):
         assert (b"the key" in recorder.sent) == (b"the value" in recorder.sent) == (not encrypt)
 
 
-def test_function_and_result_of_run_cannot_be_read_on_the_way(tmp_path):
+def test_function_and_result_of_run_are_encrypted_on_the_network(tmp_path):
     for encrypt in (True, False):
         with open(tmp_path / "function", "w+b") as function, open(tmp_path / "r", "w+b") as result:
             function.write(b"the function")
@@ -233,7 +233,7 @@ def test_aes_gcm_matches_a_published_test_vector():
     ("file", "reason"),
     [("/nonexistent/libcrypto.so.3", "No such file"), ("libm.so.6", "it has no OpenSSL_version")],
 )
-def test_missing_library_is_one_line(monkeypatch, file, reason):
+def test_missing_libcrypto_is_an_error_of_one_line(monkeypatch, file, reason):
     monkeypatch.setenv("HOROPLUG_LIBCRYPTO", file)
     with pytest.raises(ValueError, match="HOROPLUG_ENCRYPT=1 needs OpenSSL's libcrypto") as caught:
         libcrypto()

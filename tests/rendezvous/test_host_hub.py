@@ -161,7 +161,7 @@ def test_hub_that_ends_early_leaks_nothing(host):
     assert descriptors() < before
 
 
-def test_few_descriptors_are_under_way_at_once(host):
+def test_number_of_descriptors_in_transit_is_bounded(host):
     """The hub waits for answers: the kernel limits the descriptors under way for each user."""
     ranks = host(70)
     hub, members, _ = drive(ranks, stop=lambda: True)
@@ -172,7 +172,7 @@ def test_few_descriptors_are_under_way_at_once(host):
         member.close()
 
 
-def test_hub_tries_again_when_the_kernel_takes_no_more_descriptors(host, monkeypatch):
+def test_hub_retries_when_the_kernel_accepts_no_more_descriptors(host, monkeypatch):
     ranks = host(6)
     refusals = iter([True, False, True, True])
     original = host_hub._Message.send

@@ -174,7 +174,7 @@ def test_random_bytes_only_ever_raise_the_error():
             server.take(bytearray(rng.randbytes(rng.randint(36, 200))), 1 << 30)
 
 
-def test_limit_of_the_length():
+def test_messages_beyond_the_length_limit_are_refused():
     client, server = channels()
     with pytest.raises(ProtocolError, match="11 bytes; the limit is 10"):
         server.take(bytearray(client.seal(bytes(11))[:36]), 10)
@@ -189,7 +189,7 @@ def answered(client, get):
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_server_of_the_store_uses_no_tampered_request(attack, caplog):
+def test_store_server_discards_tampered_requests(attack, caplog):
     with (
         StoreServer(SECRET) as server,
         StoreClient.connect(*server.address, SECRET, 20.0) as witness,
@@ -228,7 +228,7 @@ def test_rank_whose_request_was_tampered_with_is_lost_for_that_reason():
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_client_of_the_store_uses_no_tampered_answer(attack):
+def test_store_client_discards_tampered_answers(attack):
     with (
         StoreServer(SECRET) as server,
         attacked(server.address, "down", attack) as relay,

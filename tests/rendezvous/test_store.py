@@ -198,7 +198,7 @@ def test_lost_rank_ends_a_waiting_get(connect):
         a.get(["from 1"], 0.01, [1])
 
 
-def test_rank_that_says_goodbye_is_not_lost(server, connect):
+def test_rank_that_leaves_is_not_lost(server, connect):
     a, b = connect(), connect()
     b.register(1)
     b.close()

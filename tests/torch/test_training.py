@@ -172,7 +172,7 @@ def test_example_learns(tmp_path, size):
     assert "images/s per process" in done[0].stdout
 
 
-def test_example_refuses_other_files(tmp_path):
+def test_example_refuses_files_of_another_format(tmp_path):
     write_fashion_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
     (done,) = run_script(TRAIN, "--data-dir", str(tmp_path))
