@@ -43,6 +43,7 @@ class Distribution:
         return name
 
     def register_local(self, variable: Any) -> None:
+        """Exclude the gradient of a variable from the reduction."""
         native = self._backend.native(variable)
         self.local[id(native)] = native
 
@@ -77,9 +78,11 @@ class Distribution:
         return getattr(self._thread, "pending", None)
 
     def enter(self, pending: list[Any] | None) -> None:
+        """Begin the optimizer's ``apply`` in this thread. ``pending``: see :attr:`pending`."""
         self._thread.applying, self._thread.pending = True, pending
 
     def leave(self) -> None:
+        """End the optimizer's ``apply`` in this thread."""
         self._thread.applying, self._thread.pending = False, None
 
     def reduce_accumulated(self, gradients: list[Any], is_step: Any) -> Any:

@@ -160,7 +160,7 @@ def value(name: str, env: Mapping[str, str] | None = None) -> Any:
 
 
 def read_secret(path: str) -> bytes:
-    """The content of the file that ``SECRET_FILE`` names. Errors: ValueError of one line."""
+    """The content of the file that ``SECRET_FILE`` names. Errors: ValueError with a one-line message."""
     try:
         remedy = "HOROPLUG_SECRET_FILE needs a file that only its owner can read, with 64 hexadecimal digits"
         return read_secret_file(path, remedy, provided=True)

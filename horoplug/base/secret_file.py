@@ -17,7 +17,8 @@ def read_secret_file(path: str | Path, remedy: str, *, provided: bool = False) -
     """Read a key of 32 bytes from a file that contains it as hex or base64.
 
     ``remedy``: advice for the user, which is appended to error messages; ``provided``: whether root may own the file.
-    Errors: OSError; ValueError of one line if other users can read or change the file, or if it contains no key."""
+    Errors: OSError; ValueError with a one-line message if other users can read or change the file, or if it contains no
+    key."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         text = file.read(4 * SECRET_BYTES)

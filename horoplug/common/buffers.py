@@ -38,10 +38,12 @@ class SharedBuffer:
 
     @property
     def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
         return self._buffer is None
 
     @property
     def nbytes(self) -> int:
+        """Size of this rank's part in bytes."""
         return self._open().nbytes
 
     @property

@@ -75,6 +75,7 @@ class Context:
 
     @property
     def initialized(self) -> bool:
+        """Whether the engine runs: between ``init`` and ``shutdown``."""
         return self._engine is not None
 
     @property

@@ -34,7 +34,8 @@ class HostUpdateResult(IntFlag):
 class Listener(Protocol):
     """Receives notifications about hosts, such as a :class:`State`."""
 
-    def on_hosts_updated(self, timestamp: float, update_res: int) -> None: ...
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Hosts have changed at ``timestamp`` (seconds). ``update_res``: a :class:`HostUpdateResult`."""
 
 
 class WorkerNotificationManager:

@@ -123,7 +123,7 @@ class Rendezvous:
 
 
 def _check_encryption(config: Config) -> None:
-    """Raises ValueError of one line if the traffic between hosts cannot be encrypted."""
+    """Raises ValueError with a one-line message if the traffic between hosts cannot be encrypted."""
     if requested_transport(config) == "mpi":
         raise ValueError(
             "HOROPLUG_ENCRYPT=1 and HOROVOD_CPU_OPERATIONS=mpi exclude each other: horoplug cannot encrypt what MPI "

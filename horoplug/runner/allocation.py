@@ -85,7 +85,7 @@ SCHEDULERS: Final = (
 def allocation(env: Environment) -> list[Host] | None:
     """The hosts of the scheduler's job that this process runs in, each once; None outside of a job.
 
-    Errors: ValueError of one line if the scheduler's variables are invalid."""
+    Errors: ValueError with a one-line message if the scheduler's variables are invalid."""
     found = scheduler(env)
     return None if found is None else _hosts(found, env)
 

@@ -1,4 +1,4 @@
-"""Finds mistakes in a command before anything is started. Each is a :class:`UsageError` of one line."""
+"""Finds mistakes in a command before anything is started. Each is a :class:`UsageError` with a one-line message."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@
       enabled: true
       log_file: tuning.csv
 
-:mod:`horoplug.runner.flags` has the key of each flag. Errors are UsageErrors of one line with the file and the key."""
+:mod:`horoplug.runner.flags` has the key of each flag. Errors are UsageErrors whose one-line message names the file and
+the key."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def settings(content: Any) -> dict[str, Any]:
-    """The flags that a parsed file sets, as :func:`read`. Errors: ValueError of one line that names the key."""
+    """The flags that a parsed file sets, as :func:`read`. Errors: ValueError with a one-line message that names the
+    key."""
     if not isinstance(content, Mapping):
         raise ValueError("sections are wanted, such as params or autotune")
     known = {flag.config: flag for flag in all_flags() if flag.config}

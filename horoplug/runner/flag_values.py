@@ -23,6 +23,8 @@ class Kind(NamedTuple):
 
 
 def whole_number(low: int, metavar: str = "N") -> Kind:
+    """A whole number that is at least ``low``."""
+
     def parse(text: str) -> int:
         try:
             value = int(text)

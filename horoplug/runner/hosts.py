@@ -67,7 +67,7 @@ def parse_hostfile(path: str) -> list[Host]:
 
     ``max_slots=N`` of Open MPI is ignored.
 
-    Errors: UsageError of one line, which names the file and the line."""
+    Errors: UsageError with a one-line message, which names the file and the line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -94,8 +94,8 @@ def run(
     ``horovodrun``. ``np`` is the former name of ``num_proc``.
 
     Errors: RankError if the function raises an exception on a rank, if a rank ends otherwise, or if a result cannot be
-    pickled; ValueError of one line for invalid arguments; NotImplementedError for arguments of elastic jobs;
-    KeyboardInterrupt, after all ranks have ended."""
+    pickled; ValueError with a one-line message for invalid arguments; NotImplementedError for arguments of elastic
+    jobs; KeyboardInterrupt, after all ranks have ended."""
     given = dict(locals())
     for name in _ELASTIC:
         if given[name] is not None:

@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def secret_of(file: str, salt: str) -> bytes:
-    """The exchange's secret for a key file and random text. Errors: ValueError of one line."""
+    """The exchange's secret for a key file and random text. Errors: ValueError with a one-line message."""
     return derive(read_secret(file), f"run {salt}")
 
 

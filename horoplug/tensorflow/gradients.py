@@ -33,6 +33,7 @@ class Forward:
 
     @property
     def is_grouped(self) -> bool:
+        """Whether the operation runs on a group of tensors."""
         return "Grouped" in self.op.type
 
     def number(self, name: str) -> float:
@@ -50,6 +51,7 @@ class Forward:
         return run(operation, grads, call, grouped=self.is_grouped)
 
     def average(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The average of the gradients of all ranks in the process set."""
         return as_list(self.run("allreduce", grads, reduce_op=Average))
 
 

@@ -35,9 +35,11 @@ class Forward:
 
     @property
     def process_set(self) -> ProcessSet:
+        """The process set of the operation."""
         return process_set_by_id(self.call.process_set)
 
     def average(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The average of the gradients of all ranks in the process set."""
         averages: list[torch.Tensor] = self.again("allreduce", grads, reduce_op=Average, root=0)
         return averages
 

@@ -28,7 +28,7 @@ _VISIBLE_SECONDS = 5.0  # limit until a file that another host has created is vi
 def job_secret(given: bytes | None, job: str) -> bytes:
     """The secret of a job, 32 bytes. ``given``: the key that the environment gives; ``job``: the job's name.
 
-    Errors: ValueError of one line if the user's key cannot be created or is not private."""
+    Errors: ValueError with a one-line message if the user's key cannot be created or is not private."""
     return derive(given if given is not None else user_key(), job)
 
 
@@ -45,7 +45,7 @@ def key_file() -> Path:
 
 
 def user_key() -> bytes:
-    """The user's key, 32 bytes; created when it is first needed. Errors: ValueError of one line."""
+    """The user's key, 32 bytes; created when it is first needed. Errors: ValueError with a one-line message."""
     path = key_file()
     try:
         with contextlib.suppress(FileNotFoundError):

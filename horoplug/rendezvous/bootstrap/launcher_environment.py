@@ -204,7 +204,7 @@ def has_own_variables(env: Environment) -> bool:
 def recognise(env: Environment) -> LaunchedProcess | None:
     """This process as another launcher than ``horovodrun`` describes it; None without one, and for jobs of one process.
 
-    Errors: ValueError of one line if the variables are invalid."""
+    Errors: ValueError with a one-line message if the variables are invalid."""
     found = [] if has_own_variables(env) else candidates(env)
     if not found:
         return None

@@ -36,7 +36,7 @@ Rendezvous = tuple[tuple[str, int], bytes, StoreServer | None]
 def bootstrap_over_mpi(config: Config, launched: LaunchedProcess) -> Rendezvous:
     """Agree on a rendezvous over MPI. Collective over MPI's processes.
 
-    Errors: ValueError of one line if mpi4py or MPI cannot be used, or rank 0 cannot serve."""
+    Errors: ValueError with a one-line message if mpi4py or MPI cannot be used, or rank 0 cannot serve."""
     MPI = _load(launched)
     return mpi_thread.run(_agree, MPI, config, launched)
 
@@ -104,7 +104,8 @@ def _secret_from_key(communicator: Any, config: Config) -> bytes | None:
     """The job's secret, derived from the user's key, which does not leave the hosts. None if the ranks have no common
     key and the environment gives none. Collective.
 
-    Errors: ValueError of one line, on all ranks, if the environment of a rank gives a key that not all ranks have."""
+    Errors: ValueError with a one-line message, on all ranks, if the environment of a rank gives a key that not all
+    ranks have."""
     first = communicator.rank == 0
     key, message = None, b""
     if first:

@@ -13,7 +13,7 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 def hosts(text: str) -> list[str]:
     """The host names in a list, in its order: ``a[08-10]`` is a08, a09, a10.
 
-    Errors: ValueError of one line."""
+    Errors: ValueError with a one-line message."""
     names: list[str] = []
     for pattern in _split(text):
         # "rack[1-2]n[1-2]" splits into rack, 1-2, n, 1-2 and an empty part: every second one was in brackets.
@@ -28,7 +28,7 @@ def hosts(text: str) -> list[str]:
 
 
 def counts(text: str) -> list[int]:
-    """One number per host: ``2(x3),1`` is 2, 2, 2, 1. Errors: ValueError of one line."""
+    """One number per host: ``2(x3),1`` is 2, 2, 2, 1. Errors: ValueError with a one-line message."""
     numbers: list[int] = []
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())

@@ -42,4 +42,5 @@ def addresses(name: str) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
+    """Whether an address reaches only this host. ``address``: IPv4 or IPv6, as text."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback

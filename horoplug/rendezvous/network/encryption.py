@@ -17,7 +17,7 @@ from horoplug.rendezvous.network.messages import OVERHEAD, Buffer, MessageChanne
 
 
 def fresh_key() -> PrivateKey:
-    """A key for one connection. Errors: ValueError of one line if libcrypto cannot be used."""
+    """A key for one connection. Errors: ValueError with a one-line message if libcrypto cannot be used."""
     return PrivateKey(libcrypto())
 
 

@@ -73,7 +73,8 @@ def select_interfaces(
     """The addresses of the interfaces with these names, in the order of the names.
 
     Names that this host does not have are ignored, since hosts may name their interfaces differently. ``among``: the
-    interfaces to select from, by default all. Errors: ValueError of one line if none of them exists with an address."""
+    interfaces to select from, by default all. Errors: ValueError with a one-line message if none of them exists with an
+    address."""
     known = interfaces() if among is None else list(among)
     found = [interface for name in names for interface in known if interface.name == name]
     if not found:
@@ -90,7 +91,7 @@ def interface_address(names: str) -> str:
 
     ``names``: one name, or several separated by commas, of which the first that this host has counts.
 
-    Errors: ValueError of one line if there is no such interface or it has no address."""
+    Errors: ValueError with a one-line message if there is no such interface or it has no address."""
     try:
         listed = [name.strip() for name in names.split(",") if name.strip()]
         return select_interfaces(listed)[0].address

@@ -212,7 +212,7 @@ class Cipher:
 
 
 def libcrypto() -> Libcrypto:
-    """The library of this process. Errors: ValueError of one line if there is none that can be used."""
+    """The library of this process. Errors: ValueError with a one-line message if there is none that can be used."""
     return _find(config.value("LIBCRYPTO"))
 
 
