@@ -162,7 +162,7 @@ class EngineConfig:
     """``(rank, host, stream_fd, segment_fd, doorbell_fd)`` of each other rank. The engine takes ownership of every
     descriptor in this object, even if it fails to start."""
     lanes: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """By rank on another host: the descriptors of the connections beyond ``stream_fd``."""
+    """The descriptors of the connections beyond ``stream_fd``, by rank on another host."""
     segment_fd: int = -1
     doorbell_fd: int = -1
     link_latency: float = 0.0
@@ -174,7 +174,7 @@ class EngineConfig:
     """The fields of ``hp_libcrypto`` by name; None: traffic to other hosts is not encrypted."""
 
     keys: Mapping[int, bytes] = field(default_factory=dict)
-    """By rank: ``hp_peer.keys``."""
+    """The encryption keys of the connections to each rank (``hp_peer.keys``), by rank."""
     gpu_files: Sequence[str] = ()
 
     fusion_threshold: int = 0
@@ -362,7 +362,7 @@ class DlpackTensor:
     def shape(self) -> tuple[int, ...]: ...
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """In elements; None: row-major and contiguous."""
+        """Strides in elements; None for a contiguous array in row-major order."""
 
     @property
     def read_only(self) -> bool: ...

@@ -22,7 +22,7 @@ def compile_where_possible(
     def jit_compile(model: Any) -> Any:
         chosen = original.fget(model)
         optimizer = getattr(model, "optimizer", None)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer has one
         if not chosen or not (is_distributed(optimizer) or is_distributed(inner)) or can_compile():
             return chosen
         if not getattr(model, _WARNED, False):

@@ -16,7 +16,7 @@ class ReductionOptions:
     Raises ValueError for an invalid op, for a predivide factor with another op than Average, and for invalid
     ``groups``."""
 
-    name: str  # of the optimizer, the same on every rank
+    name: str  # name of the optimizer, the same on every rank
     device_dense: str
     device_sparse: str
     compression: Any
@@ -34,7 +34,8 @@ class ReductionOptions:
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, Any]) -> "ReductionOptions":
-        """From the arguments of a user's call, by name. Arguments that are not fields of this class are ignored."""
+        """Make options from the arguments of a user's call, by name. Other arguments than the fields of this class are
+        ignored."""
         known = {field.name: arguments[field.name] for field in fields(cls)}
         return cls(**known | {"name": name, "groups": groups_of(arguments)})
 

@@ -35,9 +35,8 @@ def starting_threads_on(processors: Collection[int]) -> Iterator[None]:
     """Context in which the calling thread starts threads with this affinity. Its own affinity is restored at the
     end."""
     before = os.sched_getaffinity(0)
-    with contextlib.suppress(
-        OSError
-    ):  # a cpuset forbids it: new threads inherit this thread's affinity
+    # If a cpuset forbids it, new threads inherit this thread's affinity.
+    with contextlib.suppress(OSError):
         os.sched_setaffinity(0, processors)
     try:
         yield

@@ -120,4 +120,4 @@ CALLS: Final[dict[str, Callable[..., Call]]] = {
         recv,
     )
 }
-"""By the name of the operation."""
+"""The functions of this module, by the name of the operation."""

@@ -45,7 +45,7 @@ class Context:
 
     def __init__(self) -> None:
         self.operations: dict[int, InFlight] = {}
-        """By the handle that the user holds."""
+        """The operations and batches in flight, by the handles that the user holds."""
         self.blocking: dict[int, tuple[Any, ...]] = {}
         """Tensors of blocking operations that are in the core now, which have no handle; see :meth:`hold`."""
         self.process_sets: dict[int, RegisteredProcessSet] = {}

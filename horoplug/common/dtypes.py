@@ -24,7 +24,7 @@ class DType(NamedTuple):
 
 ROWS: Final = tuple(DType(*row) for row in _native.dtypes())
 NAMES: Final = tuple(row.name for row in ROWS)
-"""By code."""
+"""The names of all dtypes, indexed by code."""
 CODES: Final = {row.name: row.code for row in ROWS}
 SIZES: Final = {row.name: row.size for row in ROWS}
 """Bytes of an element."""

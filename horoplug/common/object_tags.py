@@ -88,7 +88,7 @@ class ObjectTags:
         known = self._find(operation)
         fields = header[: _FIELDS.size]
         if not hmac.compare_digest(known.tag(fields), header[_FIELDS.size :]):
-            raise _error(operation, source, "was changed on its way, or made by somebody else")
+            raise _error(operation, source, "was changed on its way, or made by another process")
         sender, number, length, digest = _FIELDS.unpack(fields)
         if sender != source:
             raise _error(operation, source, f"is one from rank {sender}")

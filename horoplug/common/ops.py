@@ -193,7 +193,7 @@ class SplitGroup(Waitable):
 
     @property
     def row_counts(self) -> list[list[int]]:
-        """As of :class:`Operation`."""
+        """The row counts of all tensors in the order of the group; see :attr:`Operation.row_counts`."""
         return join_parts(self.parts, [operation.row_counts for operation in self.operations])
 
 

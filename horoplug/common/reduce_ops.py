@@ -14,7 +14,7 @@ Max: Final = int(ReduceOp.MAX)
 Product: Final = int(ReduceOp.PRODUCT)
 
 NAMES: Final = tuple(op.name.capitalize() for op in ReduceOp)
-"""By number."""
+"""The names of the reductions, indexed by their number."""
 
 _NUMBERS: Final = frozenset(map(int, ReduceOp))
 

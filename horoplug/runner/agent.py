@@ -426,7 +426,7 @@ class Agent:
         elif kind in (b"W", b"G"):
             self._relay.hold(kind == b"W")
         elif kind == b"M" and self._check is not None and self._check.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended, which is reported elsewhere
+            with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)
         elif kind in (b"C", b"J"):
             description = json.loads(payload)

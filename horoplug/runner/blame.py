@@ -53,7 +53,7 @@ class Blame:
                 del self._suspects[position]
                 if code not in (0, -signal.SIGTERM):
                     self.first = rank
-                    del self._suspects[position:]  # they left after it
+                    del self._suspects[position:]  # the other suspects left after this rank
             if not self._suspects:
                 self._decide_at = self._heard_by if self.running else now
 

@@ -55,7 +55,7 @@ class Exchange:
         self._results = results
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._unauthenticated: dict[socket.socket, str] = {}  # with its source, oldest first
+        self._unauthenticated: dict[socket.socket, str] = {}  # by connection: its source
         self._taken: set[int] = set()
         self._closed = False
         self.returned: set[int] = set()
@@ -63,7 +63,7 @@ class Exchange:
         self.raised: list[int] = []
         """Ranks whose function has raised an exception, in that order; the file has the exception."""
         self.problems: dict[int, str] = {}
-        """By rank, why its result could not be stored."""
+        """Why the result of a rank could not be stored, by rank."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, port), family=family, backlog=1024)
         self.address = address
@@ -125,7 +125,7 @@ class Exchange:
         try:
             (rank,) = _U32.unpack(stream.receive(_U32.size))
         except TamperedMessageError as error:
-            _log.warning("horoplug.run: %s", error)  # which rank it was is not known
+            _log.warning("horoplug.run: %s", error)  # the rank is unknown
             raise
         with self._lock:
             if rank >= len(self._results) or rank in self._taken:

@@ -49,7 +49,7 @@ class Flag:
     config: str = ""
     text: Callable[[Any], str] = str
     forms: tuple[Form, ...] = ()
-    count: int | None = None  # of values, if there are several
+    count: int | None = None  # number of values, if the flag takes several
     repeated: bool = False  # may be given more than once
     later: bool = False
 
@@ -362,7 +362,7 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
     ),
 }
-"""By heading in ``--help``."""
+"""All flags, by their heading in ``--help``."""
 
 
 def all_flags() -> list[Flag]:

@@ -76,7 +76,7 @@ def command(
     )
     try:
         line = implementation.line(request)
-    except ValueError as error:  # of shlex
+    except ValueError as error:  # shlex raises it
         raise UsageError(f"--mpi-args and --binding-args: {str(error).lower()}") from None
     env = line.variables | env
     try:

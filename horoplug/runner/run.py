@@ -218,7 +218,7 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # its agents notice that and end the ranks
+            process.kill()  # the launcher's agents notice its end and kill the ranks
             process.wait()
 
 

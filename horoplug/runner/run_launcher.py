@@ -71,7 +71,7 @@ def _run(options: Options, function: int, results: Sequence[int]) -> dict[str, A
 
 
 def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
-    """As :func:`_run`, but mpirun starts and ends the ranks.
+    """Run the job like :func:`_run`, but let mpirun start and end the ranks.
 
     mpirun does not encrypt the variables that it passes on. So they contain the secret only if it cannot be derived
     from a file with a key (HOROPLUG_SECRET_FILE)."""

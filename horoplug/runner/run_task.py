@@ -103,7 +103,7 @@ def _secret() -> bytes:
 def _rank() -> int:
     if "HOROVOD_RANK" in os.environ:
         return int(os.environ["HOROVOD_RANK"])
-    launched = recognise(os.environ)  # by mpirun
+    launched = recognise(os.environ)  # the process was started by mpirun
     return launched.rank if launched is not None else 0
 
 

@@ -44,9 +44,8 @@ def run(
         runs_concurrently()  # must be called before a graph with operations is complete
         node = _node_name(call.name or f"{function}_{tensors[0].name}")
         arguments["name"] = node
-        if (
-            call.name and node != call.name
-        ):  # the ranks match operations by the given name, not the node's
+        # The ranks match operations by the given name, not by the name of the node.
+        if call.name and node != call.name:
             arguments["tensor_name"] = call.name
         arguments["ignore_name_scope"] = ignore_name_scope
     return emit(function, **arguments)

@@ -46,7 +46,8 @@ class Reduction:
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, Any]) -> "Reduction":
-        """From the arguments of a user's call, by name. Arguments that are not fields of this class are ignored."""
+        """Make a reduction from the arguments of a user's call, by name. Other arguments than the fields of this class
+        are ignored."""
         known = [f.name for f in fields(cls) if f.init and f.name in arguments]
         chosen = {key: arguments[key] for key in known} | {"name": name}
         return cls(**chosen | {"groups": groups_of(arguments)})

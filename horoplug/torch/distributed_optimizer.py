@@ -75,9 +75,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if groups is not None:
             names = {p: self._parameter_names[p] for p in parameters}
             self._reduction.groups = GroupProgress(make_groups(names, groups, process_set))
-        elif (
-            as_views and not elastic
-        ):  # in an elastic job, new ranks create optimizers while others do not
+        elif as_views and not elastic:
+            # Not in an elastic job, where new ranks create optimizers while others do not.
             self._make_buckets()
         self._reduction.hook(parameters)
 
@@ -196,7 +195,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return run
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's. Raises AssertionError while gradients are being reduced."""
+        """Reset the gradients like the wrapped optimizer. Raises AssertionError while gradients are being reduced."""
         if self._reduction.active:
             raise AssertionError(
                 "zero_grad() was called between backward() and step() or synchronize(), while the "
@@ -205,14 +204,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's. Reductions that are in flight are forgotten."""
+        """Load a state like the wrapped optimizer. Reductions in flight are forgotten."""
         self._reduction.reset()
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's. The new parameters are reduced as well, each by itself."""
+        """Add parameters like the wrapped optimizer. Their gradients are reduced as well, each as one operation."""
         super().add_param_group(param_group)
         number, added = len(self.param_groups) - 1, self.param_groups[-1]["params"]
         for position, parameter in enumerate(added):

@@ -46,9 +46,10 @@ class GradientReduction:
         self._names = names
         self.passes = passes
         self.handles: Handles = {}
-        """By parameter or group: (handle, context of the compression). The handle is None until it is submitted."""
+        """Maps parameters and groups to (handle, context of the compression). The handle is None until the reduction is
+        submitted."""
         self.delay: dict[torch.Tensor, int] = {}
-        """By parameter that is reduced: number of backward passes until its gradient is ready."""
+        """The number of backward passes until a gradient is ready, by parameter that is reduced."""
         self.hooks: list[Any] = []
         self.paused = False
         """Whether backward passes leave the gradients pending, whatever their number (``no_sync``)."""

@@ -29,7 +29,7 @@ Handle = Any
 not submitted yet."""
 
 Handles = dict[Any, tuple[Handle, Any]]
-"""By parameter or group: its handle, and the context for decompression (of a group: a list of contexts)."""
+"""Maps a parameter or group to its handle and the context for decompression; for a group, a list of contexts."""
 
 Member = tuple[torch.Tensor, torch.Tensor, Any]
 """A parameter, the tensor that is sent and overwritten by the reduction, and the context for decompression."""

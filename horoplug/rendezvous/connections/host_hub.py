@@ -283,10 +283,10 @@ class Member:
         self._connection = connection
         self._missing = set(others)
         self._inbox = bytearray()
-        self._fds: list[int] = []  # of the message that is being received
+        self._fds: list[int] = []  # descriptors of the message that is being received
         self._outbox = b""
         self.received: dict[int, Descriptors] = {}
-        """By rank."""
+        """The descriptors received so far, by the rank that they connect to."""
 
     @property
     def done(self) -> bool:

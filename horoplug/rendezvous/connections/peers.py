@@ -84,7 +84,7 @@ class PeerConnections:
     cross_size: int
     is_homogeneous: bool
     lanes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    """By rank on another host: the descriptors of the connections beyond the first."""
+    """The descriptors of the connections beyond the first one, by rank on another host."""
     speed: LinkSpeed | None = None
     """The speed of TCP messages between hosts, the same on all ranks (see measure.py); None if unknown."""
     mpi: MpiTransport | None = None
@@ -92,7 +92,7 @@ class PeerConnections:
     object_key: bytes = b""
     """The key that authenticates the objects of this generation, the same on all ranks; empty in a job of one rank."""
     keys: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False)
-    """By rank on another host: the encryption keys of all connections to it; empty without encryption."""
+    """The encryption keys of all connections to a rank, by rank on another host; empty without encryption."""
     processors: frozenset[int] = frozenset()
     """The processors that the ranks of this host may use together."""
     quota: float = 0.0

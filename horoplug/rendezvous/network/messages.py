@@ -43,7 +43,7 @@ class MessageChannel:
         self._peer = peer
         self._sent = 0
         self._received = 0
-        self._length: int | None = None  # of the message whose header has been checked
+        self._length: int | None = None  # of the payload, once the header is checked
 
     def seal(self, *parts: Buffer) -> bytes:
         """The next message to send, with the concatenated ``parts`` as its payload. The caller has to send all messages

@@ -97,7 +97,7 @@ class StoreClient:
         self.close()
 
     def fileno(self) -> int:
-        """For a selector: readable when an answer may have arrived."""
+        """The descriptor for a selector; it is readable when an answer may have arrived."""
         return self._sock.fileno()
 
     @property

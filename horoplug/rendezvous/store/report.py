@@ -12,7 +12,7 @@ from horoplug.base.config import Config
 from horoplug.base.errors import AuthenticationError, RendezvousError
 from horoplug.rendezvous.store.client import StoreClient
 
-KEY = "status"  # of the store
+KEY = "status"  # the store's key with the last report
 _log = logging.getLogger("horoplug")
 
 

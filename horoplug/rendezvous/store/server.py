@@ -44,7 +44,7 @@ class _Connection:
     sock: socket.socket
     peer: str
     handshake: Handshake | None  # None: authenticated
-    deadline: float  # for authentication
+    deadline: float  # time limit for authentication
     channel: MessageChannel | None = None  # once authenticated
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
     outbox: bytearray = dataclasses.field(default_factory=bytearray)
@@ -72,9 +72,9 @@ class StoreServer:
         self._auth_seconds = auth_seconds
         self._complaints = 0
         self._connections: dict[_Connection, None] = {}
-        self._unauthenticated: dict[_Connection, str] = {}  # with its source, oldest first
+        self._unauthenticated: dict[_Connection, str] = {}  # each connection's source, oldest first
         self._state = StoreState(self._reply)
-        self._lost: list[tuple[int, str]] = []  # from mark_lost(), for the server thread
+        self._lost: list[tuple[int, str]] = []  # calls of mark_lost() for the server thread
         self._stop = False
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server(
@@ -190,7 +190,7 @@ class StoreServer:
         return max(min(due) - now, 0.0) + 0.001 if due else None
 
     def _accept(self) -> None:
-        for _ in range(64):  # then serve other clients before accepting more
+        for _ in range(64):  # at most so many at once, so that other clients are served in between
             try:
                 sock, address = self._listener.accept()
             except BlockingIOError:

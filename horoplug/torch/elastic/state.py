@@ -122,7 +122,7 @@ class TorchState(ObjectState):
     samplers) their state is saved, also when the attribute is assigned; other objects are saved as in
     :class:`ObjectState`."""
 
-    _handlers: Mapping[str, StateHandler] = {}  # until __init__ has created them
+    _handlers: Mapping[str, StateHandler] = {}  # the value while __init__ runs
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         handlers, others = {}, {}
