@@ -218,8 +218,8 @@ typedef struct hp_config {
   int32_t gpu_file_count;
   int32_t local_rank;        /* the GPU of a rank that joins before it has submitted a GPU tensor */
   const char* gpu_algorithm; /* forced for GPU tensors in place of `algorithm`; NULL: `algorithm` */
-  double processor_quota;    /* the ranks of this host together may use the time of so many
-                                processors, as a container's quota says; 0: no limit */
+  double processor_quota;    /* CPU seconds per second that the ranks of this host may use
+                                together, such as a container's quota; 0: no limit */
   const hp_libcrypto* libcrypto; /* NULL: nothing is encrypted. Otherwise everything that leaves
                                     this host is: each peer on another host has keys, and neither
                                     MPI nor NCCL carries data between hosts */
