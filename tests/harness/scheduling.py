@@ -13,8 +13,6 @@ from xdist.workermanage import WorkerController
 
 # Files that measure time or need the whole machine, with the reason.
 ALONE = {
-    "tests/launcher/test_termination.py": "time limits for processes to end",
-    "tests/launcher/test_status.py": "time between lines of output",
     "tests/rendezvous/test_measure.py": "measures links",
     "tests/core/test_autotune.py": "measures speed",
     "tests/mpi/test_transport.py": "measures CPU time",
