@@ -116,10 +116,11 @@ build/mpi/%/.installed: requirements/mpi.txt .venv/.created
 	$(BIN)/pip install -q --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
 	@touch $@
 
-# mpi4py for MPI's standard ABI, for which it has no wheel. Compiling without optimisation takes half a minute.
+# mpi4py for MPI's standard ABI, for which it has no wheel. Compiling without optimisation takes half a minute. With $(PIP),
+# although nothing goes into .venv: the build imports setuptools' hook from there, which another pip might be replacing.
 build/mpi/abi/.installed: requirements/test.txt build/mpi/mpich/.installed
 	MPICC=$(CURDIR)/build/mpi/mpich/bin/mpicc_abi LD_LIBRARY_PATH=$(CURDIR)/build/mpi/mpich/lib CFLAGS="-O0 -g0" \
-	  $(BIN)/pip install -q --no-cache-dir --no-deps --no-binary mpi4py --upgrade --target $(@D) $$(grep '^mpi4py' $<)
+	  $(PIP) install -q --no-cache-dir --no-deps --no-binary mpi4py --upgrade --target $(@D) $$(grep '^mpi4py' $<)
 	@touch $@
 
 # oneCCL's wheel contains an archive for machines without GPUs. It lacks Intel's runtime libraries and hwloc, which Open
