@@ -12,13 +12,13 @@ the agent ends the job. If both are killed, the launcher, which is a subreaper a
 
 The launcher sends frames on stdin (kind, length u32, payload):
 
-    J  job, as JSON             C  check to run before the job, as JSON  M  bytes for the check's stdin
+    J  job, as JSON             C  probe to run before the job, as JSON  M  bytes for the probe's stdin
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
     W  do not read the ranks' output for now                             G  read the ranks' output again
 
 The agent first writes GREETING to stdout (a login shell may have printed something before), then frames (kind,
-rank i32, length u32, payload); the check counts as rank -1:
+rank i32, length u32, payload); the probe counts as rank -1:
 
     P  pid                      1 2  output on stdout, stderr            X  ended: return code i32, negative: a signal
     A  pong: answers B          E  could not be started: text            D  all processes have ended
@@ -47,8 +47,15 @@ from typing import IO, Any
 COMMAND = struct.Struct("!cI")  # header of a frame to the agent
 FRAME = struct.Struct("!ciI")  # header of a frame from the agent
 GREETING = b"\nhoroplug agent 1\n"
-STDOUT, STDERR = b"1", b"2"
-CHECK = -1  # the check's number, in place of a rank
+# Kinds of frames to the agent.
+START, PROBE, PROBE_INPUT = b"J", b"C", b"M"
+TERMINATE, KILL = b"T", b"K"
+PING, SUSPENDED = b"B", b"Z"
+HOLD, CONTINUE = b"W", b"G"
+# Kinds of frames from the agent.
+PID, STDOUT, STDERR, ENDED = b"P", b"1", b"2", b"X"
+PONG, NOT_STARTED, DONE = b"A", b"E", b"D"
+CHECK = -1  # the probe's number, in place of a rank
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -283,7 +290,7 @@ class Agent:
         finally:
             kill_descendants()
         self._relay.drain()
-        self._relay.send(b"D", CHECK)
+        self._relay.send(DONE, CHECK)
         self._flush()
         while not self._relay.is_empty and not self._launcher_gone:
             self._run_once()
@@ -308,7 +315,7 @@ class Agent:
                 self._terminate(0.0)
                 return
             self._running[process.pid] = rank, process
-            self._relay.send(b"P", rank, struct.pack("!i", process.pid))
+            self._relay.send(PID, rank, struct.pack("!i", process.pid))
 
     def _start_check(self, check: dict[str, Any]) -> None:
         command = [_bytes(part) for part in check["command"]]
@@ -344,7 +351,7 @@ class Agent:
             reason = getattr(error, "strerror", None) or str(error)
             if not os.path.isdir(cwd):
                 reason = f"there is no folder {os.fsdecode(cwd)}"
-            self._relay.send(b"E", rank, reason.encode())
+            self._relay.send(NOT_STARTED, rank, reason.encode())
             return None
         for stream, kind in ((process.stdout, STDOUT), (process.stderr, STDERR)):
             assert stream is not None
@@ -415,23 +422,23 @@ class Agent:
             self._command(kind, payload)
 
     def _command(self, kind: bytes, payload: bytes) -> None:
-        if kind == b"T":
+        if kind == TERMINATE:
             self._terminate(self._grace)
-        elif kind == b"K":
+        elif kind == KILL:
             self._terminate(0.0)
-        elif kind == b"B":
-            self._relay.send(b"A", CHECK)
-        elif kind == b"Z":
+        elif kind == PING:
+            self._relay.send(PONG, CHECK)
+        elif kind == SUSPENDED:
             self._heard = math.inf
-        elif kind in (b"W", b"G"):
-            self._relay.hold(kind == b"W")
-        elif kind == b"M" and self._check is not None and self._check.stdin is not None:
+        elif kind in (HOLD, CONTINUE):
+            self._relay.hold(kind == HOLD)
+        elif kind == PROBE_INPUT and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)
-        elif kind in (b"C", b"J"):
+        elif kind in (PROBE, START):
             description = json.loads(payload)
             self._silence = description["silence"]
-            (self._start if kind == b"J" else self._start_check)(description)
+            (self._start if kind == START else self._start_check)(description)
 
     def _lose_launcher(self) -> None:
         if not self._launcher_gone:
@@ -457,7 +464,7 @@ class Agent:
             process.returncode = code  # Popen must not wait for the pid, which may be reused
             if rank == CHECK:
                 self._relay.drain(CHECK)  # report its output before its end
-            self._relay.send(b"X", rank, struct.pack("!i", code))
+            self._relay.send(ENDED, rank, struct.pack("!i", code))
 
     def _flush(self) -> None:
         if not self._relay.flush():

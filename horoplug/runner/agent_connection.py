@@ -120,7 +120,7 @@ class AgentConnection:
         """Tell the agent that the launcher is alive, unless queued frames do so already."""
         with self._lock:
             if not self._outbox:
-                self.send(b"B")
+                self.send(agent.PING)
 
     @property
     def wants_write(self) -> bool:
@@ -161,7 +161,7 @@ class AgentConnection:
                 return
             payload = bytes(self._inbox[agent.FRAME.size : end])
             del self._inbox[:end]
-            if kind == b"D":
+            if kind == agent.DONE:
                 self.done = True
             yield kind, rank, payload
 

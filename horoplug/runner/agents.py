@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from . import agent
 from .agent_connection import AgentConnection
 from .hosts import Placement
 from .remote import Ssh
@@ -65,7 +66,7 @@ class Agents:
         """Tell the agents on other hosts that this process will send no pings for a while."""
         for connection in self.all:
             if not connection.host.is_local:
-                connection.send(b"Z")
+                connection.send(agent.SUSPENDED)
 
     @contextlib.contextmanager
     def pinged(self) -> Iterator[None]:

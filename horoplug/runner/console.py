@@ -10,12 +10,11 @@ from pathlib import Path
 from horoplug.rendezvous.store.report import KEY, unpack
 from horoplug.rendezvous.store.server import StoreServer
 
+from .agent import CONTINUE, HOLD
 from .outlet import Outlets
 from .output import RankOutput
 from .status import Status, fit, in_foreground
 
-HOLD = b"W"  # the agents' command: do not read the ranks' output for now
-CONTINUE = b"G"  # the agents' command: read the ranks' output again
 _STALLED_SECONDS = 10.0  # after a failure, limit for a reader of the output that accepts nothing
 
 
@@ -62,7 +61,7 @@ class Console:
 
     def check(self) -> bytes | None:
         """Report the streams that have failed. Returns a command for the agents if the ranks have to wait for the
-        launcher's own output (:data:`HOLD`) or no longer have to (:data:`CONTINUE`)."""
+        launcher's own output (``HOLD``) or no longer have to (``CONTINUE``)."""
         for line in self._outlets.new_errors():
             self._notice(line)
         if self._outlets.congested == self._held:

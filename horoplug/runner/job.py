@@ -26,7 +26,7 @@ from .console import Console
 from .environment import common_environment
 from .hosts import Placement
 from .job_description import JobDescription
-from .outcome import TERMINATE, Outcome
+from .outcome import Outcome
 from .outlet import Outlets
 from .preflight import StartError
 from .remote import Ssh
@@ -152,7 +152,7 @@ class Job:
         except (StartError, LostError) as error:
             self._fail(str(error))
         if self._outcome.is_ending:
-            self._agents.send(TERMINATE)  # a signal may have arrived before there were agents
+            self._agents.send(agent.TERMINATE)  # a signal may have arrived before there were agents
 
     def _on_rendezvous(self, address: str, port: int) -> None:
         self._outcome.ranks_can_run()
@@ -225,12 +225,12 @@ class Job:
             self._on_check(connection, kind, payload)
         elif kind in (agent.STDOUT, agent.STDERR):
             self._console.feed(rank, 0 if kind == agent.STDOUT else 1, payload)
-        elif kind == b"P":
+        elif kind == agent.PID:
             self._outcome.started.add(rank)
             self._console.say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
-        elif kind == b"X":
+        elif kind == agent.ENDED:
             self._on_rank_end(rank, *struct.unpack("!i", payload))
-        elif kind == b"E":
+        elif kind == agent.NOT_STARTED:
             text = payload.decode(errors="replace")
             self._outcome.ranks_lost(connection.host.ranks)
             self._fail(f"rank {rank} could not be started{where}: {text}", 126)
@@ -279,11 +279,11 @@ class Job:
                 self._lost(connection, f"no sign of life for {seconds:.0f} s")
                 return
         self._outcome.fail_first_rank(now)
-        self._agents.send(TERMINATE)
+        self._agents.send(agent.TERMINATE)
 
     def _fail(self, text: str, code: int = 1, *, all_ranks: bool = False) -> None:
         self._outcome.fail(text, time.monotonic(), code, all_ranks=all_ranks)
-        self._agents.send(TERMINATE)
+        self._agents.send(agent.TERMINATE)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         # Sent from the signal handler, since the loop may be stuck writing a log to a slow disk.

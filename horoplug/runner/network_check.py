@@ -94,9 +94,9 @@ class NetworkCheck:
         name = connection.host.name
         if kind == agent.STDERR:
             self._stderr[connection] += payload
-        elif kind == b"E":
+        elif kind == agent.NOT_STARTED:
             raise StartError(f"host {name}: {payload.decode(errors='replace')}")
-        elif kind == b"X":
+        elif kind == agent.ENDED:
             raise StartError(
                 f"host {name}: {self._why_ended(connection, *struct.unpack('!i', payload))}"
             )
@@ -131,7 +131,7 @@ class NetworkCheck:
 
     def _send(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._connections[message.host].send(b"M", message.line)
+            self._connections[message.host].send(agent.PROBE_INPUT, message.line)
 
     @property
     def due(self) -> float:

@@ -7,13 +7,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
+from .agent import KILL, TERMINATE
 from .blame import Blame, describe
 
 _NO_RANKS_SECONDS = 2.0  # limit for agents to end if no rank has started
 _END_SECONDS = 12.0  # limit for an agent to end all processes, beyond the grace period
-
-TERMINATE = b"T"  # the agents' command: SIGTERM to all ranks, and SIGKILL after the grace period
-KILL = b"K"  # the agents' command: SIGKILL to all ranks
 
 
 class Outcome:

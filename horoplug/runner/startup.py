@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from horoplug.rendezvous.network.interfaces import select_interfaces
 from horoplug.rendezvous.store.server import StoreServer
 
+from . import agent
 from .agent_connection import AgentConnection
 from .agents import Agents
 from .hosts import Placement
@@ -15,9 +16,6 @@ from .job_description import JobDescription
 from .network_check import NetworkCheck
 from .remote import Ssh
 
-_CHECK = b"C"  # the agents' commands: start the probe,
-_CHECK_INPUT = b"M"  # write to the probe's stdin,
-_RANKS = b"J"  # and start the ranks
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect, unless the start timeout is short
 
 
@@ -69,8 +67,8 @@ class Startup:
             self._agents.all, self._secret, self._interfaces, self._began, self._seconds
         )
         for connection in self._agents.all:
-            connection.send(_CHECK, self._description.check(connection))
-            connection.send(_CHECK_INPUT, self._check.question())
+            connection.send(agent.PROBE, self._description.check(connection))
+            connection.send(agent.PROBE_INPUT, self._check.question())
 
     @property
     def due(self) -> float | None:
@@ -108,7 +106,7 @@ class Startup:
             payload = self._description.ranks(
                 connection, self.server.address, self._secret, interface
             )
-            connection.send(_RANKS, payload)
+            connection.send(agent.START, payload)
 
     def close(self) -> None:
         """Stop serving the rendezvous, and end the check."""

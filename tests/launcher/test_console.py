@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from horoplug.runner import console as console_module
-from horoplug.runner.console import CONTINUE, HOLD, Console
+from horoplug.runner.agent import CONTINUE, HOLD
+from horoplug.runner.console import Console
 from horoplug.runner.outlet import HIGH_WATER, Outlets
 from tests.harness.support import until
 
