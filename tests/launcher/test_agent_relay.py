@@ -16,7 +16,7 @@ def open_pipe():
     return os.fdopen(reader, "rb", buffering=0), os.fdopen(writer, "wb", buffering=0)
 
 
-class Line:
+class RelayedPipes:
     """A relay between the pipe of a process and that of the launcher."""
 
     def __init__(self):
@@ -53,8 +53,8 @@ class Line:
 
 
 @pytest.fixture
-def line():
-    made = Line()
+def pipes():
+    made = RelayedPipes()
     made.relay.flush()
     assert made.received() == GREETING
     yield made
@@ -65,66 +65,66 @@ def frame(kind, rank, payload=b""):
     return FRAME.pack(kind, rank, len(payload)) + payload
 
 
-def test_output_arrives_as_frames_in_order(line):
-    line.add(rank=3, kind=STDERR)
-    line.relay.send(b"P", 3, b"1234")
-    line.process.write(b"text")
-    assert line.relay_once()
-    assert line.received() == frame(b"P", 3, b"1234") + frame(STDERR, 3, b"text")
-    assert line.relay.is_empty
+def test_output_arrives_as_frames_in_order(pipes):
+    pipes.add(rank=3, kind=STDERR)
+    pipes.relay.send(b"P", 3, b"1234")
+    pipes.process.write(b"text")
+    assert pipes.relay_once()
+    assert pipes.received() == frame(b"P", 3, b"1234") + frame(STDERR, 3, b"text")
+    assert pipes.relay.is_empty
 
 
-def test_slow_launcher_pauses_the_processes(line):
-    line.add()
-    while line.reads():
-        line.process.write(CHUNK)
-        assert line.relay_once()
-    assert not line.relay.is_empty
-    assert len(line.received()) > HIGH_WATER
-    assert line.relay.is_empty
-    assert line.reads()
+def test_slow_launcher_pauses_the_processes(pipes):
+    pipes.add()
+    while pipes.reads():
+        pipes.process.write(CHUNK)
+        assert pipes.relay_once()
+    assert not pipes.relay.is_empty
+    assert len(pipes.received()) > HIGH_WATER
+    assert pipes.relay.is_empty
+    assert pipes.reads()
 
 
-def test_held_output_waits_in_the_pipe(line):
-    line.add()
-    line.relay.hold(True)
-    line.relay.flush()
-    line.process.write(b"text")
-    assert line.relay_once()
-    assert (line.reads(), line.received()) == (False, b"")
-    line.relay.hold(False)
-    line.relay.flush()
-    assert line.relay_once()
-    assert line.received() == frame(STDOUT, 0, b"text")
+def test_held_output_waits_in_the_pipe(pipes):
+    pipes.add()
+    pipes.relay.hold(True)
+    pipes.relay.flush()
+    pipes.process.write(b"text")
+    assert pipes.relay_once()
+    assert (pipes.reads(), pipes.received()) == (False, b"")
+    pipes.relay.hold(False)
+    pipes.relay.flush()
+    assert pipes.relay_once()
+    assert pipes.received() == frame(STDOUT, 0, b"text")
 
 
-def test_process_that_starts_while_output_is_held(line):
-    line.relay.hold(True)
-    line.relay.flush()
-    line.add()
-    assert not line.reads()
-    line.relay.hold(False)
-    line.relay.flush()
-    assert line.reads()
+def test_output_of_a_process_that_starts_while_output_is_held_is_read_later(pipes):
+    pipes.relay.hold(True)
+    pipes.relay.flush()
+    pipes.add()
+    assert not pipes.reads()
+    pipes.relay.hold(False)
+    pipes.relay.flush()
+    assert pipes.reads()
 
 
-def test_drain_sends_what_dead_processes_have_left(line):
-    line.add(rank=1)
-    line.relay.hold(True)
-    line.relay.flush()
-    line.process.write(b"text")
-    line.process.close()
-    line.relay.drain(of=2)
-    assert line.received() == b""
-    line.relay.drain(of=1)
-    assert line.received() == frame(STDOUT, 1, b"text")
+def test_drain_sends_what_dead_processes_have_left(pipes):
+    pipes.add(rank=1)
+    pipes.relay.hold(True)
+    pipes.relay.flush()
+    pipes.process.write(b"text")
+    pipes.process.close()
+    pipes.relay.drain(of=2)
+    assert pipes.received() == b""
+    pipes.relay.drain(of=1)
+    assert pipes.received() == frame(STDOUT, 1, b"text")
 
 
-def test_frames_are_dropped_once_the_launcher_is_gone(line):
-    line.add()
-    line.launcher.close()
-    line.relay.send(b"A", -1)
-    assert not line.relay.flush()
-    line.process.write(b"text")
-    assert line.relay_once()
-    assert line.relay.is_empty
+def test_frames_are_dropped_once_the_launcher_is_gone(pipes):
+    pipes.add()
+    pipes.launcher.close()
+    pipes.relay.send(b"A", -1)
+    assert not pipes.relay.flush()
+    pipes.process.write(b"text")
+    assert pipes.relay_once()
+    assert pipes.relay.is_empty

@@ -24,7 +24,7 @@ REMOTE = [
 ]
 
 
-class Talk:
+class RemoteJob:
     """The start of a job on two other hosts that ssh never connects to; the test imitates their probes."""
 
     def __init__(self, began=None, seconds=600.0, ssh=("ssh",)):
@@ -82,73 +82,73 @@ def start(monkeypatch):
     with contextlib.ExitStack() as stack:
 
         def start(**options):
-            talk = Talk(**options)
-            stack.callback(talk.startup.close)
-            return talk
+            job = RemoteJob(**options)
+            stack.callback(job.startup.close)
+            return job
 
         yield start
 
 
 def test_hosts_are_checked_before_ranks_start(start):
-    talk = start()
-    talk.startup.begin()
-    assert talk.kinds() == [[b"C", b"M"]] * 2
-    talk.reach_launcher()
-    assert talk.kinds() == [[b"M"]] * 2
-    assert (talk.startup.server, talk.rendezvous) == (None, [])
-    assert talk.startup.due is not None
+    job = start()
+    job.startup.begin()
+    assert job.kinds() == [[b"C", b"M"]] * 2
+    job.reach_launcher()
+    assert job.kinds() == [[b"M"]] * 2
+    assert (job.startup.server, job.rendezvous) == (None, [])
+    assert job.startup.due is not None
 
 
 def test_ranks_start_once_all_hosts_reach_each_other(start):
-    talk = start()
-    talk.startup.begin()
-    talk.reach_launcher()
-    talk.kinds()
-    talk.reach_each_other()
-    assert talk.rendezvous == [talk.startup.server.address]
-    assert talk.startup.due is None
+    job = start()
+    job.startup.begin()
+    job.reach_launcher()
+    job.kinds()
+    job.reach_each_other()
+    assert job.rendezvous == [job.startup.server.address]
+    assert job.startup.due is None
     for number, host in enumerate(REMOTE):
-        kind, payload = talk.commands(number)[-1]
-        job = json.loads(payload)
+        kind, payload = job.commands(number)[-1]
+        description = json.loads(payload)
         assert kind == b"J"
-        assert [each["rank"] for each in job["ranks"]] == list(host.ranks)
-        assert job["command"] == ["train"]
+        assert [each["rank"] for each in description["ranks"]] == list(host.ranks)
+        assert description["command"] == ["train"]
 
 
 def test_frames_of_probes_are_ignored_once_ranks_start(start):
-    talk = start()
-    talk.startup.begin()
-    talk.reach_launcher()
-    talk.reach_each_other()
-    talk.kinds()
-    talk.answer(0, b"X", struct.pack("!i", -9))
-    talk.startup.advance()
-    assert talk.kinds() == [[], []]
+    job = start()
+    job.startup.begin()
+    job.reach_launcher()
+    job.reach_each_other()
+    job.kinds()
+    job.answer(0, b"X", struct.pack("!i", -9))
+    job.startup.advance()
+    assert job.kinds() == [[], []]
 
 
 def test_failed_probe_names_its_host(start):
-    talk = start()
-    talk.startup.begin()
-    talk.answer(1, agent.STDERR, b"ImportError: No module named 'horoplug'\n")
+    job = start()
+    job.startup.begin()
+    job.answer(1, agent.STDERR, b"ImportError: No module named 'horoplug'\n")
     message = "^host b.invalid: horoplug is not installed for the Python there"
     with pytest.raises(StartError, match=message):
-        talk.answer(1, b"X", struct.pack("!i", 1))
-    assert talk.startup.server is None
+        job.answer(1, b"X", struct.pack("!i", 1))
+    assert job.startup.server is None
 
 
 def test_start_timeout_names_the_silent_hosts(start):
-    talk = start(began=time.monotonic() - 3.0, seconds=2.0)
-    talk.startup.begin()
-    talk.answer(0, hello={"version": __version__})
+    job = start(began=time.monotonic() - 3.0, seconds=2.0)
+    job.startup.begin()
+    job.answer(0, hello={"version": __version__})
     message = "^no answer from b.invalid within 2 s$"
     with pytest.raises(StartError, match=message):
-        talk.startup.advance()
+        job.startup.advance()
 
 
 def test_missing_ssh_is_an_error_of_the_start():
-    talk = Talk(ssh=("/nonesuch/ssh",))
-    with contextlib.closing(talk.startup), pytest.raises(LostError, match=r"^/nonesuch/ssh cannot"):
-        talk.startup.begin()
+    job = RemoteJob(ssh=("/nonesuch/ssh",))
+    with contextlib.closing(job.startup), pytest.raises(LostError, match=r"^/nonesuch/ssh cannot"):
+        job.startup.begin()
 
 
 def test_prescribed_interface_is_that_of_ranks_on_this_host():
