@@ -11,6 +11,7 @@
 #include "tests/harness/elements.h"
 #include "tests/harness/gpu_job.h"
 #include "tests/harness/random_elements.h"
+#include "tests/harness/sanitized.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -475,7 +476,7 @@ TEST_CASE("no rank uses NCCL if one rank cannot create its communicator") {
 
 TEST_CASE("data_timeout does not include the wait for the framework's earlier work on the GPU") {
   EngineOptions engine = with_algorithm("ipc");
-  engine.data_timeout = 0.4;
+  engine.data_timeout = kSanitized ? 1.5 : 0.4;
   GpuJob job({.engine = engine});
   job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
   job.gpu().pause();
@@ -493,7 +494,7 @@ TEST_CASE("data_timeout does not include the wait for the framework's earlier wo
       order.stream = framework.stream();
       handles.push_back(submit(job.engine(rank), order));
     }
-    CHECK(job.engine(rank).wait(handles.back(), 1.0).code == HP_IN_PROGRESS);
+    CHECK(job.engine(rank).wait(handles.back(), 2.5 * engine.data_timeout).code == HP_IN_PROGRESS);
     all_waited.arrive_and_wait();
     if (rank == 0) job.gpu().resume();
     for (const hp_handle handle : handles) {
