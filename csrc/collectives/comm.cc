@@ -8,11 +8,14 @@ Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, HostMemory* host_mem
   for (auto& links : lanes) peers_.push_back({std::move(links), {}});
 }
 
-void Comm::set_hosts(HostMemory* local_memory, const std::vector<int>& local,
-                     const std::vector<int>& cross) {
+void Comm::set_hosts(HostGrid hosts, HostMemory* local_memory, bool shares) {
+  if (hosts.hosts() == 1 || hosts.most() == 1) return;
+  hosts_.emplace(std::move(hosts));
+  if (!shares) return;
   local_memory_ = local_memory;
-  local_comm_ = part(local, local_memory);
-  cross_comm_ = part(cross, nullptr);
+  local_comm_ = part(hosts_->host_ranks(rank_), local_memory);
+  const int local_rank = hosts_->local_rank(rank_);
+  if (local_rank < hosts_->fewest()) cross_comm_ = part(hosts_->cross_ranks(local_rank), nullptr);
 }
 
 // A subset of the ranks, over the same links.

@@ -5,8 +5,10 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "base/host_grid.h"
 #include "base/task.h"
 #include "collectives/costs.h"
 #include "collectives/tuning.h"
@@ -29,16 +31,21 @@ class Comm {
   Comm(int rank, std::vector<std::vector<Link*>> lanes, HostMemory* host_memory,
        const Costs& costs = {});
 
-  // For a set that spans several hosts with the same number of ranks each, more than one. `local`:
-  // the ranks on this host, which share `local_memory`. `cross`: from each host, in the order of
-  // their first ranks, the rank whose index among its host's ranks is that of this rank.
-  void set_hosts(HostMemory* local, const std::vector<int>& host, const std::vector<int>& slice);
+  // For a set that spans several hosts. `shares`: whether the ranks of every host with several
+  // ranks share memory, which is `local_memory` on this host.
+  void set_hosts(HostGrid hosts, HostMemory* local_memory, bool shares);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   HostMemory* host_memory() const { return host_memory_; }
-  // Without set_hosts(): nullptr. Both communicators run batches of their own within the batch of
-  // the set.
+  // The hosts of the ranks; nullptr if every rank has a host of its own, or all have the same.
+  const HostGrid* hosts() const { return hosts_ ? &*hosts_ : nullptr; }
+  // Whether algorithms can work in the memory of each host and between hosts: there are several
+  // hosts, at least one of them has several ranks, and the ranks of each host share memory.
+  bool works_in_hosts() const { return local_comm_ != nullptr; }
+  // If so: this host's memory (nullptr if this rank is alone there), the ranks of this host, and
+  // the ranks of all hosts with the local rank of this one (nullptr if a host has none). The
+  // communicators run batches of their own within the batch of the set.
   HostMemory* local_memory() const { return local_memory_; }
   Comm* local_comm() const { return local_comm_.get(); }
   Comm* cross_comm() const { return cross_comm_.get(); }
@@ -184,6 +191,7 @@ class Comm {
   Mpi* mpi_ = nullptr;
   bool nccl_forbidden_ = false;
   std::shared_ptr<GpuGroup> gpu_;
+  std::optional<HostGrid> hosts_;
   HostMemory* local_memory_ = nullptr;
   std::unique_ptr<Comm> local_comm_;
   std::unique_ptr<Comm> cross_comm_;

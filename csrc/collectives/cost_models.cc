@@ -4,11 +4,29 @@
 #include <cmath>
 
 #include "collectives/gpu/gpu_group.h"
+#include "collectives/stream/hierarchical.h"
 
 namespace horoplug::cost_models {
 namespace {
 
-double steps(const Comm& comm) { return std::ceil(std::log2(comm.size())); }
+double rounds(double size) { return std::ceil(std::log2(size)); }
+double steps(const Comm& comm) { return rounds(comm.size()); }
+
+// Receiving and reducing or sending on do not overlap.
+constexpr double kIdle = 1.1;
+
+// One pass around a ring of `size` ranks.
+double half_ring(const LinkCosts& link, double size, double bytes) {
+  return (size - 1) * (link.latency + bytes / size * link.byte);
+}
+
+double pairwise(const Costs& costs, double size, double bytes) {
+  constexpr double kIncast = 0.01;
+  const LinkCosts& link = costs.stream;
+  const double others = size - 1;
+  return 2 * (link.latency + (others - 1) * costs.message) +
+         2 * others / size * bytes * link.byte * (1 + (others - 1) * kIncast);
+}
 
 // Whole vectors at every distance.
 double cost_gpu_adasum(const Comm& comm, const LinkCosts& link, double bytes) {
@@ -30,33 +48,31 @@ double cost_lines(const Comm& comm, double bytes) {
 }
 
 double cost_ring(const Comm& comm, double bytes) {
-  const LinkCosts& link = comm.costs().stream;
-  return 2 * (comm.size() - 1) * (link.latency + bytes / comm.size() * link.byte);
+  return 2 * half_ring(comm.costs().stream, comm.size(), bytes);
 }
 
 double cost_pairwise(const Comm& comm, double bytes) {
-  constexpr double kIncast = 0.01;
-  const LinkCosts& link = comm.costs().stream;
-  const double others = comm.size() - 1;
-  return 2 * (link.latency + (others - 1) * comm.costs().message) +
-         2 * others / comm.size() * bytes * link.byte * (1 + (others - 1) * kIncast);
+  return pairwise(comm.costs(), comm.size(), bytes);
 }
 
 double cost_doubling(const Comm& comm, double bytes) {
-  constexpr double kIdle = 1.1;
   const LinkCosts& link = comm.costs().stream;
   return steps(comm) * (link.latency + bytes * link.byte * kIdle);
 }
 
 double cost_between_hosts(const Comm& comm, double bytes) {
-  const double hosts = comm.cross_comm()->size();
+  const double hosts = comm.hosts()->hosts();
   const LinkCosts& link = comm.costs().stream;
-  return std::min(cost_pairwise(*comm.cross_comm(), bytes),
+  return std::min(pairwise(comm.costs(), hosts, bytes),
                   2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
 }
 
 double cost_hierarchical(const Comm& comm, double bytes) {
-  return 2 * cost_direct(comm, bytes) + cost_between_hosts(comm, bytes);
+  const auto block = static_cast<double>(hierarchical_block(*comm.hosts()));
+  const double blocks = std::max(std::ceil(bytes / block), 1.0);
+  const double in_memory = 2 * cost_direct(comm, bytes);
+  const double between = blocks * cost_between_hosts(comm, bytes / blocks);
+  return std::max(in_memory, between) + std::min(in_memory, between) / blocks;
 }
 
 double cost_mpi(OpKind kind, const Comm& comm, double bytes) {
@@ -82,6 +98,14 @@ double cost_linear(const Comm& comm, double bytes) {
 }
 
 double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
+
+double cost_tree(const Comm& comm, double bytes) {
+  if (comm.hosts() == nullptr) return cost_doubling(comm, bytes);
+  const LinkCosts& link = comm.costs().stream;
+  const LinkCosts in_host{comm.costs().message, comm.costs().shared.byte};
+  return rounds(comm.hosts()->hosts()) * (link.latency + bytes * link.byte * kIdle) +
+         rounds(comm.hosts()->most()) * (in_host.latency + bytes * in_host.byte * kIdle);
+}
 
 double cost_nccl(const Comm& comm, double bytes) {
   const LinkCosts& gpus = comm.costs().gpus;

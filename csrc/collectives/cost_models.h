@@ -18,8 +18,10 @@ double cost_pairwise(const Comm& comm, double bytes);
 double cost_doubling(const Comm& comm, double bytes);
 // Each rank of a host sends its slice over the host's link.
 double cost_between_hosts(const Comm& comm, double bytes);
-// Through shared memory twice.
+// Through shared memory twice, which overlaps with the network if there are several blocks.
 double cost_hierarchical(const Comm& comm, double bytes);
+// Between the hosts first, then within each.
+double cost_tree(const Comm& comm, double bytes);
 // As measured. In a plan, an algorithm that does not defer writes needs a barrier first.
 double cost_mpi(OpKind kind, const Comm& comm, double bytes);
 template <OpKind kind>

@@ -110,7 +110,7 @@ constexpr auto kOnHost = std::to_array<Algorithm>({
      .name = "tree",
      .medium = "stream",
      .can = always,
-     .cost = cost_doubling,
+     .cost = cost_tree,
      .run = broadcast_tree},
     {.kind = OpKind::kBroadcast,
      .name = "chain",
@@ -194,7 +194,7 @@ constexpr auto kOnHost = std::to_array<Algorithm>({
      .name = "tree",
      .medium = "stream",
      .can = always,
-     .cost = cost_doubling,
+     .cost = cost_tree,
      .run = reduce_tree},
     {.kind = OpKind::kReduce,
      .name = "chain",
@@ -319,7 +319,7 @@ std::span<const Algorithm> algorithms() { return kAlgorithms; }
 
 bool may_work_in_hosts(const Comm& comm, const Call& call, const char* forced) {
   const bool may =
-      call.kind == OpKind::kAllreduce && on_many_hosts(comm, call) && !by_nccl(comm, call);
+      call.kind == OpKind::kAllreduce && on_even_hosts(comm, call) && !by_nccl(comm, call);
   if (!may || forced == nullptr) return may;
   return std::strcmp(choose_algorithm(comm, call, forced).name, forced) != 0;
 }

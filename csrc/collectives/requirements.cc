@@ -45,7 +45,11 @@ bool adasum_on_one_host(const Comm& comm, const Call& call) {
 }
 
 bool on_many_hosts(const Comm& comm, const Call& call) {
-  return comm.local_memory() != nullptr && !is_adasum(call);
+  return comm.works_in_hosts() && !is_adasum(call);
+}
+
+bool on_even_hosts(const Comm& comm, const Call& call) {
+  return on_many_hosts(comm, call) && comm.hosts()->even();
 }
 
 bool by_mpi(const Comm& comm, const Call& call) {
@@ -93,7 +97,7 @@ bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
 }
 
 bool by_hosts(const Comm& comm, const Call& call) {
-  if (!on_many_hosts(comm, call) || comm.gpu() == nullptr) return false;
+  if (!on_even_hosts(comm, call) || comm.gpu() == nullptr) return false;
   return comm.gpu()->works_in_hosts(reduced_by_nccl(comm, call));
 }
 

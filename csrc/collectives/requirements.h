@@ -15,7 +15,10 @@ bool fits_into_lines(const Comm& comm, const Call& call);
 bool elementwise(const Comm& comm, const Call& call);
 bool adasum(const Comm& comm, const Call& call);
 bool adasum_on_one_host(const Comm& comm, const Call& call);
+// There are several hosts, at least one of them with several ranks, which share memory.
 bool on_many_hosts(const Comm& comm, const Call& call);
+// They have equally many ranks each.
+bool on_even_hosts(const Comm& comm, const Call& call);
 // Whether MPI has the collective, can count its data, and gives equal results on all ranks.
 bool by_mpi(const Comm& comm, const Call& call);
 bool by_nccl(const Comm& comm, const Call& call);

@@ -44,7 +44,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 16;
+  static constexpr std::uint32_t kProtocol = 17;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;

@@ -40,28 +40,4 @@ class Topology {
   std::vector<std::vector<int>> children_;
 };
 
-// The ranks of a set as a grid of hosts and local ranks, if every host has the same number of
-// ranks.
-class HostGrid {
- public:
-  // hosts[i]: the host of rank i of the set.
-  explicit HostGrid(std::span<const int> hosts);
-
-  int hosts() const { return static_cast<int>(members_.size()); }
-  // The number of ranks on every host; 0 if the hosts differ in it.
-  int per_host() const { return per_host_; }
-  // The index of a rank among the ranks of its host.
-  int local_rank(int rank) const;
-  // The ranks of the same host, by local rank.
-  const std::vector<int>& host_ranks(int rank) const;
-  // The ranks with the same local rank, by host. Requires per_host() > 0.
-  std::vector<int> cross_ranks(int rank) const;
-
- private:
-  std::size_t host(int rank) const;
-
-  std::vector<std::vector<int>> members_;  // by host, in order of first appearance
-  int per_host_ = 0;
-};
-
 }  // namespace horoplug

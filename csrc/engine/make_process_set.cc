@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/host_grid.h"
+
 namespace horoplug {
 namespace {
 
@@ -37,17 +39,22 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   }
   const HostGrid grid(hosts);
   std::unique_ptr<HostMemory> host_memory;
-  if (segments.size() == local.size() && grid.per_host() > 1) {
+  if (segments.size() == local.size() && local.size() > 1) {
     std::vector<Arena> arenas(segments.begin(), segments.end());
     host_memory = std::make_unique<HostMemory>(grid.local_rank(members->index), std::move(arenas),
-                                               std::move(doorbells), std::move(local));
+                                               std::move(doorbells), local);
   }
   auto comm =
       std::make_unique<Comm>(members->index, std::move(links),
                              grid.hosts() == 1 ? host_memory.get() : nullptr, config.options.costs);
-  if (host_memory && grid.hosts() > 1) {
-    comm->set_hosts(host_memory.get(), grid.host_ranks(members->index),
-                    grid.cross_ranks(members->index));
+  if (grid.hosts() > 1) {
+    // A rank that is alone on its host knows by its own segment whether those of other hosts share
+    // memory: sets that are added later need segments that are files.
+    const Member& self = config.members[static_cast<std::size_t>(config.rank)];
+    const bool shares = local.size() > 1
+                            ? host_memory != nullptr
+                            : members->set == 0 || !self.segment || bool(self.segment_file);
+    comm->set_hosts(grid, host_memory.get(), shares);
   }
   if (config.options.encrypted && grid.hosts() > 1) comm->forbid_nccl();
   // Only the global set uses MPI's own collectives. Those of a second set with the same ranks would

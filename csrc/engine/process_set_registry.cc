@@ -70,7 +70,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
   for (const int rank : members->ranks) {
     hosts.push_back(config_.members[static_cast<std::size_t>(rank)].host);
   }
-  const bool shares_memory = HostGrid(hosts).per_host() > 1;
+  const bool shares_memory = HostGrid(hosts).most() > 1;
   std::vector<Segment> segments;
   std::size_t own_offset = 0;
   for (const int rank : members->ranks) {

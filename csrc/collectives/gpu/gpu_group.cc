@@ -85,7 +85,7 @@ Task GpuGroup::agree(Comm& comm, const char* wanted) {
 Task GpuGroup::agree_in_hosts(Comm& comm) {
   agreed_in_hosts_ = true;
   Comm* const host = comm.local_comm();
-  if (host == nullptr) {
+  if (host == nullptr || !comm.hosts()->even()) {
     no_hosts_ = "each host needs the same number of ranks, at least two";
     co_return;
   }

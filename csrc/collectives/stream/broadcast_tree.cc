@@ -44,11 +44,11 @@ Task broadcast_along(Comm& comm, Call& call, TreeNeighbours tree) {
 }  // namespace
 
 Task broadcast_tree(Comm& comm, Call& call) {
-  return broadcast_along(comm, call, binomial_tree(comm.rank(), comm.size(), call.root));
+  return broadcast_along(comm, call, binomial_tree(comm, call.root));
 }
 
 Task broadcast_chain(Comm& comm, Call& call) {
-  return broadcast_along(comm, call, chain(comm.rank(), comm.size(), call.root));
+  return broadcast_along(comm, call, chain(comm, call.root));
 }
 
 }  // namespace horoplug

@@ -65,11 +65,11 @@ Task reduce_along(Comm& comm, Call& call, TreeNeighbours tree) {
 }  // namespace
 
 Task reduce_tree(Comm& comm, Call& call) {
-  return reduce_along(comm, call, binomial_tree(comm.rank(), comm.size(), call.root));
+  return reduce_along(comm, call, binomial_tree(comm, call.root));
 }
 
 Task reduce_chain(Comm& comm, Call& call) {
-  return reduce_along(comm, call, chain(comm.rank(), comm.size(), call.root));
+  return reduce_along(comm, call, chain(comm, call.root));
 }
 
 }  // namespace horoplug

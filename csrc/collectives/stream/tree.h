@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include "collectives/comm.h"
+
 namespace horoplug {
 
 struct TreeNeighbours {
@@ -10,10 +12,14 @@ struct TreeNeighbours {
   std::vector<int> children;
 };
 
-// Few steps: ceil(log2(size)). The child with the largest subtree comes first.
-TreeNeighbours binomial_tree(int rank, int size, int root);
+// Both connect the ranks of each host among themselves, and each host but the root's to another
+// host by one connection, so that data crosses a host's border once.
+
+// Few steps: ceil(log2(hosts)) between hosts, then ceil(log2(ranks)) within them. The child with
+// the largest subtree comes first, and other hosts before the ranks of this one.
+TreeNeighbours binomial_tree(const Comm& comm, int root);
 
 // Every rank has one child at most, so that it sends or receives each byte once only.
-TreeNeighbours chain(int rank, int size, int root);
+TreeNeighbours chain(const Comm& comm, int root);
 
 }  // namespace horoplug

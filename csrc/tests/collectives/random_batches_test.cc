@@ -75,9 +75,7 @@ Work random_work(Random& random) {
   work.ranks =
       adasum ? std::size_t{2} << below(random, 3) : static_cast<std::size_t>(2 + below(random, 6));
   std::vector<std::size_t> hosts;
-  for (std::size_t n = 1; n <= work.ranks; ++n) {
-    if (work.ranks % n == 0) hosts.push_back(n);
-  }
+  for (std::size_t n = 1; n <= work.ranks; ++n) hosts.push_back(n);
   // Where the algorithm can run.
   const std::string medium = algorithm.medium;
   work.hosts = medium == "shm" ? 1 : medium == "stream" ? work.ranks : one_of(random, hosts);

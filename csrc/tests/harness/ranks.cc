@@ -1,6 +1,6 @@
 #include "harness/ranks.h"
 
-#include "controller/topology.h"
+#include "base/host_grid.h"
 #include "transport/inproc/pipe.h"
 
 namespace horoplug::testing {
@@ -30,7 +30,7 @@ Ranks::Ranks(std::size_t ranks, std::size_t hosts, const Wrap& wrap) {
     }
   }
   const HostGrid grid(host_of);
-  const bool shares = grid.per_host() > 1;
+  const bool shares = grid.most() > 1;
   for (std::size_t rank = 0; shares && rank < ranks; ++rank) {
     arenas.emplace_back(Segment::allocate(Arena::kSegmentBytes));
   }
@@ -39,7 +39,7 @@ Ranks::Ranks(std::size_t ranks, std::size_t hosts, const Wrap& wrap) {
     meshes_.push_back(
         std::make_unique<Mesh>(std::move(lanes[rank]), bells[rank], [](int, const Bytes&) {}));
     memories_.emplace_back();
-    if (shares) {
+    if (grid.host_ranks(me).size() > 1) {
       std::vector<Arena> of_host;
       std::vector<std::shared_ptr<Doorbell>> bells_of_host;
       for (const int other : grid.host_ranks(me)) {
@@ -56,9 +56,7 @@ Ranks::Ranks(std::size_t ranks, std::size_t hosts, const Wrap& wrap) {
     HostMemory* const memory = memories_.back().get();
     comms_.push_back(
         std::make_unique<Comm>(me, std::move(links), grid.hosts() == 1 ? memory : nullptr));
-    if (memory != nullptr && grid.hosts() > 1) {
-      comms_.back()->set_hosts(memory, grid.host_ranks(me), grid.cross_ranks(me));
-    }
+    comms_.back()->set_hosts(grid, memory, true);
   }
 }
 

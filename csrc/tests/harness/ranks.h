@@ -13,7 +13,7 @@ namespace horoplug::testing {
 
 class Ranks {
  public:
-  // Rank r is on host r % hosts. The ranks of a host share memory if every host has equally many.
+  // Rank r is on host r % hosts. The ranks of a host share memory.
   // `wrap`, if set, replaces the streams; it is called with a stream's two ranks.
   using Wrap = std::function<std::unique_ptr<Stream>(std::unique_ptr<Stream>, std::size_t from,
                                                      std::size_t to)>;
