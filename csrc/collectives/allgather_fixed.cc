@@ -21,6 +21,7 @@ Task allgather_fixed_bytes(Comm& comm, const void* mine, std::size_t bytes, void
   Comm::Queued queued(comm);
   co_await chosen.run(comm, call);
   queued.have_left();
+  comm.commit();
 }
 
 }  // namespace horoplug

@@ -12,6 +12,7 @@ namespace horoplug {
 Task barrier(Comm& comm);
 
 // Allgather of parts of one size, a few bytes. `all`: room for `bytes` of each rank, in rank order.
+// Afterwards the batch is committed, since every rank has joined it.
 Task allgather_fixed_bytes(Comm& comm, const void* mine, std::size_t bytes, void* all);
 
 template <typename T>

@@ -1,6 +1,7 @@
 #include "collectives/cost_models.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "collectives/gpu/gpu_group.h"
@@ -11,6 +12,11 @@ namespace {
 
 double rounds(double size) { return std::ceil(std::log2(size)); }
 double steps(const Comm& comm) { return rounds(comm.size()); }
+
+// The barrier that an algorithm needs before it in a plan, unless it defers writes.
+double barrier_in_plan(const Comm& comm) {
+  return comm.planned() ? steps(comm) * comm.costs().stream.latency : 0;
+}
 
 // Receiving and reducing or sending on do not overlap.
 constexpr double kIdle = 1.1;
@@ -26,6 +32,22 @@ double pairwise(const Costs& costs, double size, double bytes) {
   const double others = size - 1;
   return 2 * (link.latency + (others - 1) * costs.message) +
          2 * others / size * bytes * link.byte * (1 + (others - 1) * kIncast);
+}
+
+double bruck(const LinkCosts& link, double size, double bytes) {
+  return rounds(size) * link.latency + (size - 1) / size * bytes * link.byte * kIdle;
+}
+
+double halving(const LinkCosts& link, double size, double bytes) {
+  const bool folds = !std::has_single_bit(static_cast<unsigned>(size));
+  return std::floor(std::log2(size)) * link.latency +
+         (size - 1) / size * bytes * link.byte * kIdle +
+         (folds ? 2 * link.latency + bytes * link.byte : 0);
+}
+
+// At most distances, all ranks of a host exchange data with other hosts at once.
+double bytes_of_host(const Comm& comm, double bytes) {
+  return comm.hosts() != nullptr ? comm.hosts()->most() * bytes : bytes;
 }
 
 // Whole vectors at every distance.
@@ -75,10 +97,23 @@ double cost_hierarchical(const Comm& comm, double bytes) {
   return std::max(in_memory, between) + std::min(in_memory, between) / blocks;
 }
 
+double cost_allgather_hierarchical(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  const double hosts = comm.hosts()->hosts();
+  return cost_direct(comm, bytes) +
+         std::min(half_ring(link, hosts, bytes), bruck(link, hosts, bytes));
+}
+
+double cost_reducescatter_hierarchical(const Comm& comm, double bytes) {
+  const LinkCosts& link = comm.costs().stream;
+  const double hosts = comm.hosts()->hosts();
+  return cost_direct(comm, bytes) +
+         std::min(half_ring(link, hosts, bytes), halving(link, hosts, bytes));
+}
+
 double cost_mpi(OpKind kind, const Comm& comm, double bytes) {
   const LinkCosts& own = comm.costs().mpi[static_cast<std::size_t>(kind)];
-  const double barrier = comm.planned() ? steps(comm) * comm.costs().stream.latency : 0;
-  return barrier + own.latency + bytes * own.byte;
+  return barrier_in_plan(comm) + own.latency + bytes * own.byte;
 }
 
 double cost_halving(const Comm& comm, double bytes) {
@@ -98,6 +133,18 @@ double cost_linear(const Comm& comm, double bytes) {
 }
 
 double cost_half_ring(const Comm& comm, double bytes) { return cost_ring(comm, bytes) / 2; }
+
+double cost_allgather_ring(const Comm& comm, double bytes) {
+  return barrier_in_plan(comm) + cost_half_ring(comm, bytes);
+}
+
+double cost_bruck(const Comm& comm, double bytes) {
+  return bruck(comm.costs().stream, comm.size(), bytes_of_host(comm, bytes));
+}
+
+double cost_reducescatter_halving(const Comm& comm, double bytes) {
+  return halving(comm.costs().stream, comm.size(), bytes_of_host(comm, bytes));
+}
 
 double cost_tree(const Comm& comm, double bytes) {
   if (comm.hosts() == nullptr) return cost_doubling(comm, bytes);

@@ -20,6 +20,9 @@ double cost_doubling(const Comm& comm, double bytes);
 double cost_between_hosts(const Comm& comm, double bytes);
 // Through shared memory twice, which overlaps with the network if there are several blocks.
 double cost_hierarchical(const Comm& comm, double bytes);
+// Once through shared memory, and by the cheaper algorithm between hosts.
+double cost_allgather_hierarchical(const Comm& comm, double bytes);
+double cost_reducescatter_hierarchical(const Comm& comm, double bytes);
 // Between the hosts first, then within each.
 double cost_tree(const Comm& comm, double bytes);
 // As measured. In a plan, an algorithm that does not defer writes needs a barrier first.
@@ -35,6 +38,14 @@ double cost_chain(const Comm& comm, double bytes);
 // All data crosses the root's link.
 double cost_linear(const Comm& comm, double bytes);
 double cost_half_ring(const Comm& comm, double bytes);
+// In a plan, it needs a barrier first, because it does not defer writes.
+double cost_allgather_ring(const Comm& comm, double bytes);
+// As many bytes as around a ring in fewer rounds, but through a buffer. At most distances, all
+// ranks of a host send to other hosts at once.
+double cost_bruck(const Comm& comm, double bytes);
+// The same rounds in reverse order. Ranks beyond the largest power of two add one before and one
+// after them.
+double cost_reducescatter_halving(const Comm& comm, double bytes);
 double cost_nccl(const Comm& comm, double bytes);
 // Small data is read from every rank. Of large data, each rank reads what the others have reduced.
 double cost_ipc(const Comm& comm, double bytes);

@@ -24,6 +24,7 @@ constexpr std::size_t kLargeCounts[] = {70'001, 270'003};
 constexpr int kForcedRanks[] = {6};
 constexpr std::size_t kForcedCounts[] = {1, 999, 140'007};
 constexpr int kLaneRanks[] = {4};
+constexpr std::size_t kSeveralBlocks = 1'300'003;
 #else
 constexpr DType kDTypes[] = {DType::kBool,    DType::kUInt8,     DType::kInt8,      DType::kUInt16,
                              DType::kInt16,   DType::kUInt32,    DType::kInt32,     DType::kUInt64,
@@ -34,6 +35,7 @@ constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 constexpr int kForcedRanks[] = {2, 3, 6, 7};
 constexpr std::size_t kForcedCounts[] = {1, 999, 300'007, 1'700'003};
 constexpr int kLaneRanks[] = {2, 4, 5};
+constexpr std::size_t kSeveralBlocks = 2'300'003;
 #endif
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
@@ -330,6 +332,92 @@ TEST_CASE("every algorithm that can be forced gives correct results") {
   }
 }
 
+TEST_CASE("every algorithm for allgather and reducescatter between hosts gives correct results") {
+  for (const char* algorithm : {"ring", "bruck", "halving", "hierarchical"}) {
+    for (const Transport transport : {Transport::kInproc, Transport::kTcp, Transport::kMixed}) {
+      for (const int ranks : kForcedRanks) {
+        CAPTURE(algorithm);
+        CAPTURE(transport_name(transport));
+        CAPTURE(ranks);
+        EngineOptions options = test_options();
+        options.algorithm = algorithm;
+        Cluster cluster(transport, ranks, options);
+        CHECK_NOTHROW(cluster.run([&](int rank) {
+          Engine& engine = cluster.engine(rank);
+          for (const std::size_t salt : {0, 3, 5}) {
+            for (const std::size_t unit : {1, 40'001}) {
+              check_allgather(engine, rank, DType::kFloat64, salt, unit);
+            }
+          }
+          for (const std::size_t rows : {1, 2, 5, 13, 100'003}) {
+            check_reducescatter(engine, rank, DType::kFloat32, ReduceOp::kAverage, rows, 3);
+            check_reducescatter(engine, rank, DType::kBFloat16, ReduceOp::kSum, rows, 1);
+          }
+        }));
+      }
+    }
+  }
+}
+
+TEST_CASE("small allgathers of one burst share exchanges") {
+  for (const Transport transport : kTransports) {
+    for (const int ranks : {2, 5}) {
+      CAPTURE(transport_name(transport));
+      CAPTURE(ranks);
+      Cluster cluster(transport, ranks);
+      CHECK_NOTHROW(cluster.run([&](int rank) {
+        Engine& engine = cluster.engine(rank);
+        const auto rows_of = [](int of_rank, std::size_t tensor) {
+          return (static_cast<std::size_t>(of_rank) * 3 + tensor) % 4 *
+                 (tensor == 2 ? std::size_t{20'000} : std::size_t{1});
+        };
+        const auto input_of = [&](int of_rank, std::size_t tensor) {
+          return zeros_and_ones(DType::kInt32, rows_of(of_rank, tensor),
+                                static_cast<std::size_t>(of_rank) + tensor);
+        };
+        // Tensors of one operation share a batch. A large one is between small ones.
+        constexpr std::size_t kTensors = 6;
+        std::vector<Bytes> inputs;
+        std::vector<std::int64_t> rows;
+        std::vector<hp_tensor> tensors;
+        for (std::size_t i = 0; i < kTensors; ++i) {
+          inputs.push_back(input_of(rank, i));
+          inputs.back().reserve(1);  // an empty tensor has an address
+          rows.push_back(static_cast<std::int64_t>(rows_of(rank, i)));
+        }
+        for (std::size_t i = 0; i < kTensors; ++i) {
+          tensors.push_back({inputs[i].data(), nullptr, &rows[i], 1, 0});
+        }
+        hp_submission submission{};
+        submission.struct_size = sizeof submission;
+        submission.op = HP_ALLGATHER;
+        submission.dtype = HP_INT32;
+        submission.device = -1;
+        submission.tensors = tensors.data();
+        submission.tensor_count = static_cast<std::int32_t>(tensors.size());
+        const hp_handle handle = engine.submit(make_operation(submission, engine.members(0)));
+        await(engine, handle);
+        const auto operation = engine.handles().done(handle);
+        for (std::size_t i = 0; i < kTensors; ++i) {
+          Bytes expected;
+          for (int of_rank = 0; of_rank < engine.size(); ++of_rank) {
+            append(expected, input_of(of_rank, i));
+            if (operation->outcomes[i].row_counts[static_cast<std::size_t>(of_rank)] !=
+                static_cast<std::int64_t>(rows_of(of_rank, i))) {
+              throw std::runtime_error("wrong row count");
+            }
+          }
+          const auto* const data = static_cast<const std::byte*>(operation->outcomes[i].data);
+          check(
+              difference(DType::kInt32, Bytes(data, data + operation->outcomes[i].bytes), expected),
+              "tensor " + std::to_string(i));
+        }
+        engine.handles().release(handle);
+      }));
+    }
+  }
+}
+
 TEST_CASE("large tensors give correct results over several lanes between two hosts") {
   for (const Transport transport : {Transport::kInproc, Transport::kTcp, Transport::kMixed}) {
     for (const int ranks : kLaneRanks) {
@@ -343,8 +431,12 @@ TEST_CASE("large tensors give correct results over several lanes between two hos
 
 TEST_CASE("process sets that span hosts reduce within each host first") {
   // There are two hosts with four ranks each. Sets have equally or differently many ranks on them.
-  for (const std::vector<int>& members :
-       {std::vector<int>{0, 1, 2, 3}, {0, 3, 4, 7}, {0, 1, 2}, {0, 2, 4}, {1, 2, 4, 5, 6, 7}}) {
+  for (const std::vector<int>& members : {std::vector<int>{0, 1, 2, 3},
+                                          {0, 3, 4, 7},
+                                          {0, 1, 2},
+                                          {0, 2, 4},
+                                          {1, 2, 4, 5, 6, 7},
+                                          {0, 2, 4, 6, 7}}) {
     EngineOptions options = test_options();
     options.algorithm = "hierarchical";
     Cluster cluster(Transport::kMixed, 8, options, 2);
@@ -352,7 +444,8 @@ TEST_CASE("process sets that span hosts reduce within each host first") {
       Engine& engine = cluster.engine(rank);
       const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set(members)));
       if (std::find(members.begin(), members.end(), rank) != members.end()) {
-        for (const std::size_t count : {std::size_t{3}, std::size_t{700'001}}) {
+        // The largest one takes several blocks.
+        for (const std::size_t count : {std::size_t{3}, std::size_t{700'001}, kSeveralBlocks}) {
           auto data = make_array(DType::kFloat32, count, 9,
                                  [&](std::size_t i) { return static_cast<double>(i % 9) + rank; });
           Order request;

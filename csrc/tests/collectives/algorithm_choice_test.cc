@@ -1,0 +1,45 @@
+// Which algorithm is chosen for a call, from the costs alone.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "collectives/collective.h"
+
+using namespace horoplug;
+
+namespace {
+
+Costs slow_network() {
+  Costs costs;
+  costs.stream = {100, 0.001};
+  return costs;
+}
+
+// The choice for `bytes` bytes in parts of equal size, on ranks with a host each.
+std::string chosen(OpKind kind, std::size_t ranks, std::size_t bytes, bool in_plan = false) {
+  const std::vector<std::size_t> parts(ranks, bytes / ranks);
+  Comm comm(0, std::vector<std::vector<Link*>>(ranks), nullptr, slow_network());
+  comm.begin({.set = 0, .epoch = in_plan ? 1U : 0U, .batch = 1, .check = 1});
+  Call call;
+  call.kind = kind;
+  call.receive_bytes = parts;
+  return choose_algorithm(comm, call, nullptr).name;
+}
+
+}  // namespace
+
+TEST_CASE("small allgathers and reducescatters take O(log n) rounds, large ones a ring") {
+  for (const std::size_t ranks : {4, 7, 64, 1000}) {
+    CAPTURE(ranks);
+    CHECK(chosen(OpKind::kAllgather, ranks, ranks * 8) == "bruck");
+    CHECK(chosen(OpKind::kAllgather, ranks, ranks << 20) == "ring");
+    CHECK(chosen(OpKind::kReducescatter, ranks, ranks * 8) == "halving");
+    CHECK(chosen(OpKind::kReducescatter, ranks, ranks << 20) == "ring");
+  }
+}
+
+TEST_CASE("two ranks exchange their parts in one round without a barrier") {
+  CHECK(chosen(OpKind::kAllgather, 2, 16) == "ring");
+  CHECK(chosen(OpKind::kAllgather, 2, 16, true) == "bruck");
+  CHECK(chosen(OpKind::kReducescatter, 2, 16, true) == "ring");
+}
