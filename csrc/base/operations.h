@@ -36,6 +36,9 @@ struct OperationInfo {
   bool needs_rows = false;   // tensors need a first dimension
   bool takes_splits = false;
   bool fuses = false;  // several operations can share a batch, as one buffer
+  // Several operations can share a batch, in which ranks exchange the row counts of all of them at
+  // once.
+  bool shares_batch = false;
 };
 
 inline constexpr OperationInfo kOperations[] = {

@@ -175,10 +175,10 @@ bool compatible(const Signature& a, const Signature& b) {
 
 bool fusable(const Signature& a, const Signature& b) {
   const OperationInfo& info = operation_info(a.op);
-  return info.fuses && a.op == b.op && a.dtype == b.dtype && a.compressed == b.compressed &&
-         a.device == b.device && (!info.has_root || a.root == b.root) &&
-         (!info.reduces || a.reduce == b.reduce) && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
+  return (info.fuses || info.shares_batch) && a.op == b.op && a.dtype == b.dtype &&
+         a.compressed == b.compressed && a.device == b.device &&
+         (!info.has_root || a.root == b.root) && (!info.reduces || a.reduce == b.reduce) &&
+         a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
 std::string describe_mismatch(const std::string& name, const std::vector<Variant>& variants) {

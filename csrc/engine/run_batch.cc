@@ -215,20 +215,97 @@ Call rows_call(const Operation& operation, const TensorOutcome& outcome,
   return call;
 }
 
-Task run_allgather(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
-  const Shape& shape = operation.signature.shapes[index];
-  const std::size_t row_bytes = row_bytes_of(operation.signature, index);
-  std::vector<std::int64_t> rows;
-  const std::int64_t mine = rows_of(shape);
-  co_await allgather_fixed(comm, mine, rows);
-  const auto bytes = bytes_of(rows, row_bytes);
-  TensorOutcome outcome = make_outcome(comm, operation, index, sum_of(rows));
-  outcome.row_counts = std::move(rows);
+// One tensor of an allgather.
+struct Gathered {
+  Operation* operation;
+  std::size_t index;               // of the tensor
+  std::vector<std::size_t> bytes;  // by rank
+  TensorOutcome outcome;
 
-  Call call = rows_call(operation, outcome, bytes);
-  call.input = operation.tensors[index].input;
-  if (outcome.bytes > 0) co_await run(comm, call, algorithm);
-  operation.outcomes.push_back(std::move(outcome));
+  Call to_call() const {
+    Call call = rows_call(*operation, outcome, bytes);
+    call.input = operation->tensors[index].input;
+    return call;
+  }
+};
+
+// The row counts of all tensors of all ranks, in one exchange.
+Task exchange_rows(Comm& comm, const std::vector<OperationPtr>& operations,
+                   std::vector<Gathered>& tensors) {
+  std::vector<std::int64_t> mine;
+  for (const OperationPtr& operation : operations) {
+    for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
+      mine.push_back(rows_of(operation->signature.shapes[i]));
+      tensors.push_back({operation.get(), i, {}, {}});
+    }
+  }
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  std::vector<std::int64_t> all(ranks * mine.size());
+  co_await allgather_fixed_bytes(comm, mine.data(), mine.size() * sizeof(std::int64_t), all.data());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    Gathered& tensor = tensors[i];
+    std::vector<std::int64_t> rows;
+    for (std::size_t rank = 0; rank < ranks; ++rank) rows.push_back(all[rank * mine.size() + i]);
+    tensor.bytes = bytes_of(rows, row_bytes_of(tensor.operation->signature, tensor.index));
+    tensor.outcome = make_outcome(comm, *tensor.operation, tensor.index, sum_of(rows));
+    tensor.outcome.row_counts = std::move(rows);
+  }
+}
+
+// Several small tensors as one, through buffers for what this rank contributes and what it gets.
+Task gather_fused(Comm& comm, std::span<Gathered> tensors, const char* algorithm) {
+  const auto me = static_cast<std::size_t>(comm.rank());
+  std::vector<std::size_t> bytes(static_cast<std::size_t>(comm.size()), 0);
+  for (const Gathered& tensor : tensors) {
+    for (std::size_t rank = 0; rank < bytes.size(); ++rank) bytes[rank] += tensor.bytes[rank];
+  }
+  std::vector<std::byte> mine;
+  mine.reserve(bytes[me]);
+  for (const Gathered& tensor : tensors) {
+    const std::byte* const input = tensor.to_call().input;
+    mine.insert(mine.end(), input, input + tensor.bytes[me]);
+  }
+  std::vector<std::byte> all(std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}));
+  Call call = tensors.front().to_call();
+  call.input = mine.data();
+  call.output = all.data();
+  call.receive_bytes = bytes;
+  co_await run(comm, call, algorithm);
+
+  std::vector<std::byte*> outputs;
+  for (const Gathered& tensor : tensors) outputs.push_back(tensor.to_call().output);
+  const std::byte* from = all.data();
+  for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::size_t part = tensors[i].bytes[rank];
+      if (part > 0) std::memcpy(outputs[i], from, part);
+      outputs[i] += part;
+      from += part;
+    }
+  }
+}
+
+// The row counts of all operations are exchanged at once, and consecutive small tensors are fused.
+Task run_allgathers(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
+  constexpr std::int64_t kMostFused = 256 << 10;  // bytes of all ranks
+  std::vector<Gathered> tensors;
+  co_await exchange_rows(comm, operations, tensors);
+  const bool on_gpu = operations.front()->signature.device >= 0;
+  for (std::size_t i = 0; i < tensors.size();) {
+    std::int64_t bytes = tensors[i].outcome.bytes;
+    std::size_t end = i + 1;
+    while (end < tensors.size() && !on_gpu && bytes + tensors[end].outcome.bytes <= kMostFused) {
+      bytes += tensors[end++].outcome.bytes;
+    }
+    if (bytes > 0 && end - i > 1) {
+      co_await gather_fused(comm, std::span(tensors).subspan(i, end - i), algorithm);
+    } else if (bytes > 0) {
+      Call call = tensors[i].to_call();
+      co_await run(comm, call, algorithm);
+    }
+    i = end;
+  }
+  for (Gathered& tensor : tensors) tensor.operation->outcomes.push_back(std::move(tensor.outcome));
 }
 
 // Whether a rank sends rows to a rank that has joined, which would be lost. All ranks reach the
@@ -353,15 +430,17 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
     co_await run_fused(comm, operations, algorithm);
     co_return;
   }
+  if (kind == OpKind::kAllgather) {
+    co_await run_allgathers(comm, operations, algorithm);
+    co_return;
+  }
   static const std::vector<int> no_ranks;
   for (std::size_t at = 0; at < operations.size(); ++at) {
     const OperationPtr& operation = operations[at];
     const std::vector<int>& absent = at < batch.absent.size() ? batch.absent[at] : no_ranks;
     if (kind == OpKind::kBarrier) co_await run_barrier(comm, algorithm);
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
-      if (kind == OpKind::kAllgather) {
-        co_await run_allgather(comm, *operation, i, algorithm);
-      } else if (kind == OpKind::kAlltoall) {
+      if (kind == OpKind::kAlltoall) {
         co_await run_alltoall(comm, *operation, absent, i, algorithm);
       } else if (kind == OpKind::kReducescatter) {
         co_await run_reducescatter(comm, *operation, i, algorithm);

@@ -528,6 +528,10 @@ TEST_CASE("fusion respects the threshold, the kinds of operations and their orde
   CHECK(names(plan_batch(queue, 100)) == "c");
   CHECK(names(plan_batch(queue, 100)) == "e");
   CHECK(names(plan_batch(queue, 100)) == "f");
+  const Signature scatter = signature_of(OpKind::kReducescatter, 1);
+  auto rows = ready({{"a", gather}, {"b", scatter}, {"c", gather}, {"d", scatter}});
+  CHECK(names(plan_batch(rows, 100)) == "ac");
+  CHECK(names(plan_batch(rows, 100)) == "b");
   Signature group = small;
   group.shapes = {{5}, {5}};
   auto groups = ready({{"a", group}, {"b", small}, {"c", group}, {"d", small}});
