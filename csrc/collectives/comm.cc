@@ -13,20 +13,25 @@ void Comm::set_hosts(HostGrid hosts, HostMemory* local_memory, bool shares) {
   hosts_.emplace(std::move(hosts));
   if (!shares) return;
   local_memory_ = local_memory;
-  local_comm_ = part(hosts_->host_ranks(rank_), local_memory);
+  local_comm_ = part(hosts_->host_ranks(rank_), local_memory, measured_);
   const int local_rank = hosts_->local_rank(rank_);
-  if (local_rank < hosts_->fewest()) cross_comm_ = part(hosts_->cross_ranks(local_rank), nullptr);
+  if (local_rank >= hosts_->fewest()) return;
+  // All local ranks exchange their slices over the host's link at once.
+  Costs shared = measured_;
+  shared.stream.byte *= hosts_->fewest();
+  cross_comm_ = part(hosts_->cross_ranks(local_rank), nullptr, shared);
 }
 
 // A subset of the ranks, over the same links.
-std::unique_ptr<Comm> Comm::part(const std::vector<int>& ranks, HostMemory* host_memory) const {
+std::unique_ptr<Comm> Comm::part(const std::vector<int>& ranks, HostMemory* host_memory,
+                                 const Costs& costs) const {
   std::vector<std::vector<Link*>> lanes;
   int place = 0;
   for (const int rank : ranks) {
     if (rank == rank_) place = static_cast<int>(lanes.size());
     lanes.push_back(peers_[static_cast<std::size_t>(rank)].lanes);
   }
-  return std::make_unique<Comm>(place, std::move(lanes), host_memory, measured_);
+  return std::make_unique<Comm>(place, std::move(lanes), host_memory, costs);
 }
 
 void Comm::begin(const Channel& channel, BatchTrace* trace, const Tuning& tuning) {

@@ -175,7 +175,8 @@ class Comm {
 
     bool flushed(const Channel& channel) const;
   };
-  std::unique_ptr<Comm> part(const std::vector<int>& ranks, HostMemory* host_memory) const;
+  std::unique_ptr<Comm> part(const std::vector<int>& ranks, HostMemory* host_memory,
+                             const Costs& costs) const;
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   Link& next_lane(int rank) {
     Peer& from = peer(rank);

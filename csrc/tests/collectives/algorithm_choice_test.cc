@@ -38,6 +38,26 @@ TEST_CASE("small allgathers and reducescatters take O(log n) rounds, large ones 
   }
 }
 
+TEST_CASE("slices that share the links of hosts are exchanged as the large data that they are") {
+  constexpr std::size_t kHosts = 8;
+  for (const std::size_t per_host : {1, 8}) {
+    std::vector<int> hosts;
+    for (std::size_t rank = 0; rank < kHosts * per_host + 1; ++rank) {
+      hosts.push_back(static_cast<int>(rank % kHosts));
+    }
+    Comm comm(0, std::vector<std::vector<Link*>>(hosts.size()), nullptr, slow_network());
+    comm.set_hosts(HostGrid(hosts), nullptr, true);
+    std::vector<float> slice(8 << 10);
+    Layout layout(DType::kFloat32, 1.0);
+    layout.add(slice.data(), slice.data(), slice.size() * sizeof(float));
+    Call call;
+    call.kind = OpKind::kAllreduce;
+    call.layout = &layout;
+    const std::string name = choose_algorithm(*comm.cross_comm(), call, nullptr).name;
+    CHECK(name == (per_host == 1 ? "doubling" : "pairwise"));
+  }
+}
+
 TEST_CASE("two ranks exchange their parts in one round without a barrier") {
   CHECK(chosen(OpKind::kAllgather, 2, 16) == "ring");
   CHECK(chosen(OpKind::kAllgather, 2, 16, true) == "bruck");
