@@ -13,7 +13,7 @@ from tests.harness.support import environment, run_script, seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
-MEDIA = ("SELF", "SHM", "STREAM")
+MEDIA = ("SELF", "SHM", "STREAM", "MIXED")
 COPIES = ("MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER")
 
 
