@@ -56,9 +56,11 @@ int ranks_on_this_host(const EngineConfig& config) {
 
 }  // namespace
 
-Engine::Engine(EngineConfig config)
+Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
     : config_(checked(std::move(config))),
       tracing_(config_.rank, config_.log),
+      handle_table_(std::move(handles)),
+      handles_(*handle_table_),
       doorbell_(self_of(config_).doorbell),
       submissions_(handles_, *doorbell_),
       tuning_log_(config_.options.autotune_log, config_.log),

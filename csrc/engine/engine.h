@@ -54,8 +54,10 @@ namespace horoplug {
 
 class Engine {
  public:
-  // Starts the progress thread. wait_until_ready() waits for the end of the start.
-  explicit Engine(EngineConfig config);
+  // Starts the progress thread. wait_until_ready() waits for the end of the start. The table of
+  // handles may outlive the engine: an operation that has ended keeps its status and its results.
+  explicit Engine(EngineConfig config,
+                  std::shared_ptr<HandleTable> handles = std::make_shared<HandleTable>());
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -128,7 +130,8 @@ class Engine {
 
   // Used by any thread.
   Tracing tracing_;
-  HandleTable handles_;
+  const std::shared_ptr<HandleTable> handle_table_;
+  HandleTable& handles_;
   Counters counters_;
   Lifecycle lifecycle_;
   const std::shared_ptr<Doorbell> doorbell_;

@@ -83,6 +83,11 @@ void HandleTable::release(hp_handle handle) {
   operations_.erase(handle);
 }
 
+void HandleTable::release_buffers() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, operation] : operations_) operation->buffer.reset();
+}
+
 bool HandleTable::waited_for(const Operation& operation, double now) const {
   std::lock_guard lock(mutex_);
   const auto& waiting = operation.waiting;

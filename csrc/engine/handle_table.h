@@ -26,6 +26,8 @@ class HandleTable {
   // An operation that is done; throws Error(HP_INVALID_ARGUMENT) otherwise.
   OperationPtr done(hp_handle handle) const;
   void release(hp_handle handle);
+  // Operations let go of shared buffers, which only an engine can use. All operations have ended.
+  void release_buffers();
   // See hp_on_done. Returns whether the operation is in flight, so that the call comes later.
   bool on_done(hp_handle handle, hp_done done, void* context);
 

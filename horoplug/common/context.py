@@ -206,7 +206,7 @@ class Context:
 
     def shutdown(self) -> None:
         """Leave the job, and tell the other ranks. Does nothing without a job. Operations in flight fail on all
-        ranks."""
+        ranks. Nothing of the job remains open, whatever handles the program still has."""
         with self._lock:
             engine, connections = self._engine, self._connections
             self._engine = self._connections = None

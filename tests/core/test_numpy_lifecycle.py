@@ -19,6 +19,7 @@ from tests.harness.support import (
     once_this_thread_waits,
     resources,
     run_script,
+    until,
 )
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -136,6 +137,47 @@ def check_cycles(count):
 def test_init_cycles_leak_no_resources(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
         job.run(check_cycles, 300, timeout=100)
+
+
+def check_release(count):
+    def job():
+        hvd.init()
+        x = np.full(10_000, hvd.rank() + 1.0)
+        for _ in range(count):
+            hvd.allreduce_async(x)
+        done = [hvd.allreduce_async(x, op=hvd.Sum, name=f"done {n}") for n in range(count)]
+        until(lambda: all(hvd.poll(handle) for handle in done))
+        late = [hvd.allreduce_async(x, name=f"late {hvd.rank()} {n}") for n in range(count)]
+        hvd.barrier()  # a rank that shuts down ends operations that others submit later
+        hvd.shutdown()
+        return done, late
+
+    hvd.init()
+    hvd.allreduce(np.ones(10_000))
+    hvd.shutdown()
+    before = resources()[:3]
+    for _ in range(3):
+        done, late = job()
+        # The kernel may still count a thread for a moment after it was joined.
+        until(lambda: resources()[1] <= before[1])
+        after = resources()[:3]
+        more = [a > b for a, b in zip(after, before, strict=True)]
+        assert not any(more), f"descriptors, threads, segments: {before} -> {after}"
+    for handle in done:
+        assert hvd.poll(handle)
+        assert hvd.synchronize(handle)[0] == hvd_size() * (hvd_size() + 1) / 2
+    for handle in late:
+        assert hvd.poll(handle)
+        if hvd_size() > 1:
+            with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+                hvd.synchronize(handle)
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aab"])
+def test_shutdown_releases_resources_of_operations_not_waited_for(pool, hosts):
+    """Handles that the program still has keep no descriptor, thread or segment; results that were there remain."""
+    with pool.ranks(len(hosts), hosts=hosts, init=False) as job:
+        job.run(check_release, 5)
 
 
 def check_idle_cycles(count):

@@ -286,7 +286,12 @@ void Engine::release_batch(const std::vector<hp_handle>& handles) {
 
 void Engine::shutdown() {
   hp_engine* const engine = get();
-  check(without_gil([&] { return hp_engine_shutdown(engine); }));
+  LogQueue* const log = log_.get();
+  check(without_gil([&] {
+    const hp_status status = hp_engine_shutdown(engine);
+    if (log != nullptr) log->close();
+    return status;
+  }));
 }
 
 void Engine::abort(const std::string& reason) {

@@ -11,13 +11,14 @@
 #include <string>
 #include <utility>
 
+#include "engine/abi/engine_owner.h"
 #include "engine/engine.h"
 #include "horoplug/horoplug.h"
 #include "transport/mpi/funnel.h"
 
 struct hp_engine {
   explicit hp_engine(horoplug::EngineConfig config) : engine(std::move(config)) {}
-  horoplug::Engine engine;
+  horoplug::abi::EngineOwner engine;
 };
 
 struct hp_worker {
@@ -81,7 +82,8 @@ inline std::uint32_t checked_set(std::int32_t number) {
 }
 
 // The memory of a result, for the caller to take; throws Error if there is none of that kind.
-Allocation& allocation_of(Engine& engine, hp_handle handle, std::int32_t index, bool on_device);
+Allocation& allocation_of(HandleTable& handles, hp_handle handle, std::int32_t index,
+                          bool on_device);
 
 // What hp_config says, for an engine. Takes ownership of all descriptors, also if it throws Error.
 EngineConfig make_config(const hp_config& given);

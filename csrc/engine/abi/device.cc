@@ -12,7 +12,7 @@ hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index, voi
                          hp_device_memory** memory) {
   return guarded([&] {
     auto taken = std::make_unique<hp_device_memory>(
-        std::move(allocation_of(engine->engine, handle, index, true)));
+        std::move(allocation_of(engine->engine.handles(), handle, index, true)));
     taken->memory.get_deleter().stream = static_cast<CUstream>(stream);
     *memory = taken.release();
     return HP_OK;
@@ -23,7 +23,7 @@ hp_status hp_device_allocate(hp_engine* engine, int32_t device, uint64_t bytes, 
                              hp_device_memory** memory) {
   return guarded([&] {
     if (device < 0) throw Error(HP_INVALID_ARGUMENT, "memory of the CPU is not allocated here");
-    const auto owner = engine->engine.device(device);
+    const auto owner = engine->engine.use()->device(device);
     const auto used_by = static_cast<CUstream>(stream);
     void* const data = std::bit_cast<void*>(owner->allocate(bytes, used_by));
     *memory = new hp_device_memory{horoplug::Allocation(data, {owner, used_by})};
@@ -37,7 +37,8 @@ void hp_device_memory_free(hp_device_memory* memory) { delete memory; }
 
 hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream) {
   return guarded([&] {
-    engine->engine.make_stream_wait(handle, static_cast<CUstream>(stream));
+    const auto operation = engine->engine.handles().done(handle);
+    horoplug::GpuQueue::make_stream_wait(*operation, static_cast<CUstream>(stream));
     return HP_OK;
   });
 }
@@ -45,7 +46,8 @@ hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream) {
 hp_status hp_stream_copy(hp_engine* engine, hp_handle handle, int32_t index, void* to,
                          void* stream) {
   return guarded([&] {
-    engine->engine.copy_result(handle, index, to, static_cast<CUstream>(stream));
+    const auto operation = engine->engine.handles().done(handle);
+    horoplug::GpuQueue::copy_result(*operation, index, to, static_cast<CUstream>(stream));
     return HP_OK;
   });
 }

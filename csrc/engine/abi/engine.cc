@@ -25,9 +25,7 @@ void hp_worker_free(hp_worker* worker) { delete worker; }
 
 hp_status hp_engine_create(const hp_config* config, hp_engine** engine) {
   return guarded([&] {
-    auto created = std::make_unique<hp_engine>(make_config(complete(config)));
-    created->engine.wait_until_ready();
-    *engine = created.release();
+    *engine = new hp_engine(make_config(complete(config)));
     return HP_OK;
   });
 }
@@ -43,7 +41,8 @@ void hp_engine_destroy(hp_engine* engine) { delete engine; }
 
 hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
   return guarded([&] {
-    engine->engine.abort(reason != nullptr ? reason : "no reason given");
+    const auto running = engine->engine.lease();
+    if (running) running->abort(reason != nullptr ? reason : "no reason given");
     return HP_OK;
   });
 }
@@ -57,14 +56,15 @@ hp_status hp_get_stats(hp_engine* engine, hp_stats* stats) {
 
 hp_status hp_timeline_start(hp_engine* engine, const char* path, int32_t mark_cycles) {
   return guarded([&] {
-    engine->engine.tracing().start(path != nullptr ? path : "", mark_cycles != 0);
+    engine->engine.use()->tracing().start(path != nullptr ? path : "", mark_cycles != 0);
     return HP_OK;
   });
 }
 
 hp_status hp_timeline_stop(hp_engine* engine) {
   return guarded([&] {
-    engine->engine.tracing().stop();
+    const auto running = engine->engine.lease();
+    if (running) running->tracing().stop();
     return HP_OK;
   });
 }

@@ -13,8 +13,9 @@ extern "C" {
 hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle) {
   return guarded([&] {
     const hp_submission full = complete(submission);
-    const auto members = engine->engine.members(checked_set(full.process_set));
-    *handle = engine->engine.submit(horoplug::make_operation(full, members));
+    const auto running = engine->engine.use();
+    const auto members = running->members(checked_set(full.process_set));
+    *handle = running->submit(horoplug::make_operation(full, members));
     return HP_OK;
   });
 }
@@ -23,6 +24,7 @@ hp_status hp_submit_batch(hp_engine* engine, const hp_submission* submissions, i
                           hp_handle* handles, int32_t* accepted) {
   *accepted = 0;
   return guarded([&] {
+    const auto running = engine->engine.use();
     std::vector<horoplug::OperationPtr> operations;
     operations.reserve(static_cast<std::size_t>(std::max(count, 0)));
     Status refused;
@@ -33,13 +35,13 @@ hp_status hp_submit_batch(hp_engine* engine, const hp_submission* submissions, i
         const hp_submission full = complete(reinterpret_cast<const hp_submission*>(at));
         at += submissions->struct_size;
         const std::uint32_t set = checked_set(full.process_set);
-        if (!members || members->set != set) members = engine->engine.members(set);
+        if (!members || members->set != set) members = running->members(set);
         operations.push_back(horoplug::make_operation(full, members));
       }
     } catch (const Error& error) {
       refused = error.status();
     }
-    const Status late = engine->engine.submit_all(operations);
+    const Status late = running->submit_all(operations);
     for (const auto& operation : operations) {
       if (operation->handle == 0) break;
       handles[(*accepted)++] = operation->handle;
@@ -53,9 +55,10 @@ hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double 
   *handle = 0;
   return guarded([&] {
     const hp_submission full = complete(submission);
-    const auto members = engine->engine.members(checked_set(full.process_set));
+    const auto running = engine->engine.use();
+    const auto members = running->members(checked_set(full.process_set));
     const auto operation = horoplug::make_operation(full, members);
-    const Status status = engine->engine.perform(operation, timeout);
+    const Status status = running->perform(operation, timeout);
     *handle = operation->handle;
     return report(status);
   });
@@ -64,14 +67,14 @@ hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double 
 hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int32_t count,
                              hp_handle* handle) {
   return guarded([&] {
-    *handle = engine->engine.add_set(std::vector<int>(ranks, ranks + std::max(count, 0)));
+    *handle = engine->engine.use()->add_set(std::vector<int>(ranks, ranks + std::max(count, 0)));
     return HP_OK;
   });
 }
 
 hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handle* handle) {
   return guarded([&] {
-    *handle = engine->engine.remove_set(checked_set(process_set));
+    *handle = engine->engine.use()->remove_set(checked_set(process_set));
     return HP_OK;
   });
 }
@@ -79,7 +82,7 @@ hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handl
 hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* size,
                               int32_t* place) {
   return guarded([&] {
-    const auto members = engine->engine.any_members(checked_set(process_set));
+    const auto members = engine->engine.use()->any_members(checked_set(process_set));
     if (size != nullptr) *size = members->size();
     if (place != nullptr) *place = members->index;
     return HP_OK;
@@ -88,22 +91,34 @@ hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* s
 
 hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle) {
   return guarded([&] {
-    *handle = engine->engine.join(checked_set(process_set));
+    *handle = engine->engine.use()->join(checked_set(process_set));
     return HP_OK;
   });
 }
 
 hp_status hp_poll(hp_engine* engine, hp_handle handle) {
-  return guarded([&] { return report(engine->engine.poll(handle)); });
+  return guarded([&] {
+    const auto running = engine->engine.lease();
+    return report(running ? running->poll(handle) : engine->engine.handles().poll(handle));
+  });
 }
 
 hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
-  return guarded([&] { return report(engine->engine.wait(handle, timeout)); });
+  return guarded([&] {
+    const auto running = engine->engine.lease();
+    // Without an engine every operation has ended.
+    return report(running ? running->wait(handle, timeout) : engine->engine.handles().poll(handle));
+  });
 }
 
 hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* context) {
   return guarded([&] {
-    engine->engine.on_done(handle, done, context);
+    const auto running = engine->engine.lease();
+    if (running) {
+      running->on_done(handle, done, context);
+    } else {
+      engine->engine.handles().on_done(handle, done, context);
+    }
     return HP_OK;
   });
 }

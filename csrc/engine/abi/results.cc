@@ -8,8 +8,8 @@ using horoplug::Error;
 
 namespace horoplug::abi {
 
-Allocation& allocation_of(Engine& engine, hp_handle handle, int32_t index, bool on_device) {
-  const auto operation = engine.handles().done(handle);
+Allocation& allocation_of(HandleTable& handles, hp_handle handle, int32_t index, bool on_device) {
+  const auto operation = handles.done(handle);
   const bool exists = index >= 0 && static_cast<std::size_t>(index) < operation->outcomes.size();
   auto* const owned =
       exists ? &operation->outcomes[static_cast<std::size_t>(index)].owned : nullptr;
@@ -52,7 +52,7 @@ hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tenso
 
 hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data) {
   return guarded([&] {
-    *data = allocation_of(engine->engine, handle, index, false).release();
+    *data = allocation_of(engine->engine.handles(), handle, index, false).release();
     return HP_OK;
   });
 }
@@ -61,13 +61,14 @@ void hp_free(void* data) { std::free(data); }
 
 hp_status hp_buffer_create(hp_engine* engine, uint64_t bytes, hp_handle* handle) {
   return guarded([&] {
-    *handle = engine->engine.create_buffer(bytes);
+    *handle = engine->engine.use()->create_buffer(bytes);
     return HP_OK;
   });
 }
 
 hp_status hp_buffer_take(hp_engine* engine, hp_handle handle, hp_buffer** buffer) {
   return guarded([&] {
+    const auto running = engine->engine.use();  // its end releases the buffers
     const auto operation = engine->engine.handles().done(handle);
     if (!operation->status.ok()) return report(operation->status);
     if (operation->signature.op != horoplug::OpKind::kAddBuffer || !operation->buffer) {

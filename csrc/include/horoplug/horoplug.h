@@ -347,8 +347,9 @@ HP_API void hp_worker_free(hp_worker* worker);
  * (HP_TIMEOUT). */
 HP_API hp_status hp_engine_create(const hp_config* config, hp_engine** engine);
 
-/* Leaves the job in good order: peers' pending operations end with HP_SHUT_DOWN. Idempotent;
- * hp_wait on remaining handles then returns HP_SHUT_DOWN. */
+/* Leaves the job in good order: peers' pending operations end with HP_SHUT_DOWN. Releases the
+ * engine's threads, connections and shared memory, whatever handles remain: operations that had
+ * ended keep their results, and hp_wait returns HP_SHUT_DOWN for all others. Idempotent. */
 HP_API hp_status hp_engine_shutdown(hp_engine* engine);
 HP_API void hp_engine_destroy(hp_engine* engine);
 
