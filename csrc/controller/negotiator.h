@@ -117,6 +117,9 @@ class Negotiator {
   // clock, for the tuner.
   void batch_done(std::uint32_t plan, double now = 0);
 
+  // This rank has joined, and may submit nothing before the join ends.
+  bool joined() const { return join_later_ || readiness_.has_joined(position_.rank); }
+
   bool has_plan() const { return plan_ != nullptr; }
   // An operation is ready here, but the plan delays it because its batch or an earlier one is
   // incomplete on this rank.

@@ -24,7 +24,7 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   // One shape per tensor; more than one for a group. kAddSet: the ranks. kRemoveSet: the set's
-  // number. kAddBuffer: the size in bytes.
+  // number, and a 1 if its memory is released. kAddBuffer: the size in bytes.
   std::vector<Shape> shapes;
   // Whether the name may recur and is worth an id. Generated names, which contain a counter, are
   // not.

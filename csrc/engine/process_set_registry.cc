@@ -4,8 +4,10 @@
 #include <numeric>
 #include <utility>
 
+#include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
 #include "engine/make_process_set.h"
+#include "engine/submission.h"
 
 namespace horoplug {
 
@@ -75,10 +77,15 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
   std::size_t own_offset = 0;
   for (const int rank : members->ranks) {
     if (!shares_memory) break;
-    const std::size_t offset = segments_.reserve(rank, Arena::kSegmentBytes);
+    const auto [offset, used_before] = segments_.reserve(rank, Arena::kSegmentBytes);
+    reserved_[number].push_back({rank, offset});
     const Member& member = config_.members[static_cast<std::size_t>(rank)];
     const Fd& file = member.segment_file;
-    if (rank == config_.rank) own_offset = offset;
+    if (rank == config_.rank) {
+      own_offset = offset;
+      // Peers read it only in a batch of the set, which this rank has to agree to first.
+      if (used_before && file) Segment::discard(file, offset, Arena::kSegmentBytes);
+    }
     if (members->index < 0 || !file || member.host != here) continue;
     Segment::extend(file, offset + Arena::kSegmentBytes);
     segments.push_back(Segment::map(file, Arena::kSegmentBytes, offset));
@@ -101,6 +108,7 @@ void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr&
   ProcessSet* const set = find(number);
   if (set == nullptr) {
     completion_.end(removal, {});
+    release(number, now);
   } else if (set->removal) {
     completion_.end(removal, {HP_INVALID_ARGUMENT, "it is being removed already"});
   } else {
@@ -129,6 +137,7 @@ bool ProcessSetRegistry::finish_removals() {
     completion_.end(removal, {});
     busy = true;
   }
+  // Before this rank can join the global set, since its program hears of the removal only now.
   if (!removed_.empty()) busy |= release_removed();
   return busy;
 }
@@ -146,9 +155,43 @@ bool ProcessSetRegistry::release_removed() {
                        set->memory_at + Arena::kHeaderBytes,
                        Arena::kSegmentBytes - Arena::kHeaderBytes);
     }
+    release(set->members->set, steady_now());
     return true;
   };
   return std::erase_if(removed_, is_over) > 0;
+}
+
+// ---- shared memory of removed sets ----
+
+void ProcessSetRegistry::release(std::uint32_t number, double now) {
+  if (!reserved_.contains(number) || !releases_.emplace(number, nullptr).second) return;
+  submit_release(number, now);
+}
+
+void ProcessSetRegistry::submit_release(std::uint32_t number, double now) {
+  ProcessSet& all = global();
+  if (all.negotiator.closed() || all.negotiator.joined()) return;
+  const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members, {number, 1});
+  release->name = "release process set " + std::to_string(number);
+  release->submitted_at = now;
+  releases_[number] = release;
+  all.pending.emplace(release->name, release);
+  all.negotiator.submit(release->name, release->signature);
+}
+
+void ProcessSetRegistry::finish_release(std::uint32_t number) {
+  releases_.erase(number);
+  const auto reserved = reserved_.extract(number);
+  if (reserved.empty()) return;
+  for (const auto& [rank, offset] : reserved.mapped()) {
+    segments_.free(rank, offset, Arena::kSegmentBytes);
+  }
+}
+
+void ProcessSetRegistry::submit_releases_again(double now) {
+  for (const auto& [number, release] : releases_) {
+    if (!release || !release->status.ok()) submit_release(number, now);
+  }
 }
 
 }  // namespace horoplug

@@ -3,12 +3,18 @@
 // Every rank knows all sets; it has a ProcessSet for those that it is in. Sets are created and
 // removed by operations on all ranks, so that every rank sees the same sets in the same order and
 // gives them the same numbers.
+//
+// A set's shared memory is used again once no rank needs it. Each rank that is done with a removed
+// set, or is not in it, submits a release: an operation of the global set that no program waits
+// for. When it is decided, all ranks are done, and all free the memory at the same place in the
+// order of decisions.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "engine/completion.h"
@@ -63,12 +69,19 @@ class ProcessSetRegistry {
   void begin_removal(std::uint32_t number, const OperationPtr& removal, double now);
   // Whether a removal has come to its end.
   bool finish_removals();
+  // All ranks have released the shared memory of a removed set.
+  void finish_release(std::uint32_t number);
+  // An administrative operation was decided, so no rank has joined: releases that a rank that had
+  // joined could not take part in are submitted again, on all ranks.
+  void submit_releases_again(double now);
   // Sets that were removed and still have something on the GPU.
   const std::vector<std::unique_ptr<ProcessSet>>& removed() const { return removed_; }
 
  private:
   void add_known(const MembersPtr& members);
   bool release_removed();
+  void release(std::uint32_t number, double now);
+  void submit_release(std::uint32_t number, double now);
 
   const EngineConfig& config_;
   Mesh& mesh_;
@@ -85,6 +98,10 @@ class ProcessSetRegistry {
   Sets sets_;
   std::vector<std::unique_ptr<ProcessSet>> removed_;
   std::uint32_t last_number_ = 0;
+  // The parts of the ranks' segments that belong to a set, by its number: rank and offset.
+  std::map<std::uint32_t, std::vector<std::pair<int, std::size_t>>> reserved_;
+  // By number: operations that release the memory of removed sets; nullptr: not submitted yet.
+  std::map<std::uint32_t, OperationPtr> releases_;
 };
 
 }  // namespace horoplug

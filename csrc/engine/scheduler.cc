@@ -141,11 +141,17 @@ void Scheduler::enqueue(ProcessSet& set, Negotiator::Decision& decision,
 // Operations on process sets and shared buffers are done at once.
 void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
   set.negotiator.batch_done(0);
+  const double now = steady_now();
   const Shape& arguments = operation->signature.shapes.front();
+  if (operation->signature.op == OpKind::kRemoveSet && arguments.size() > 1) {
+    parts_.registry.finish_release(static_cast<std::uint32_t>(arguments.front()));
+    return parts_.completion.end(operation, {});
+  }
+  parts_.registry.submit_releases_again(now);
   switch (operation->signature.op) {
     case OpKind::kAddSet: {
-      const std::uint32_t number = parts_.registry.create(
-          std::vector<int>(arguments.begin(), arguments.end()), steady_now());
+      const std::uint32_t number =
+          parts_.registry.create(std::vector<int>(arguments.begin(), arguments.end()), now);
       on_new_set_(number);
       operation->value = number;
       return parts_.completion.end(operation, {});
@@ -155,7 +161,7 @@ void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
       return parts_.completion.end(operation, {});
     default:
       return parts_.registry.begin_removal(static_cast<std::uint32_t>(arguments.front()), operation,
-                                           steady_now());
+                                           now);
   }
 }
 

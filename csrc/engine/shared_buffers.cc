@@ -54,7 +54,7 @@ void SharedBuffers::create(Operation& operation) {
   Fd own_file;
   for (int rank = 0; shared && rank < config_.size(); ++rank) {
     const Fd& file = config_.members[static_cast<std::size_t>(rank)].segment_file;
-    const std::size_t offset = segments_.reserve(rank, bytes);
+    const std::size_t offset = segments_.reserve(rank, bytes).offset;
     Segment::extend(file, offset + bytes);
     parts.push_back(Segment::map(file, bytes, offset));
     if (rank == config_.rank) {

@@ -141,6 +141,7 @@ void SubmissionQueue::close_set(std::uint32_t set, const Status& why) {
 void SubmissionQueue::forget_set(std::uint32_t set) {
   std::lock_guard lock(mutex_);
   sets_.erase(set);
+  restart_numbering_locked(set);
 }
 
 void SubmissionQueue::fail(const Status& why) {

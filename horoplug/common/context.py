@@ -267,6 +267,12 @@ class Context:
         for handle in handles:
             self.operations.pop(handle, None)
 
+    def forget_process_set(self, number: int) -> None:
+        """Drop what other modules keep for operations of a set that was removed."""
+        keys = [key for key in list(self.per_job) if getattr(key, "process_set", None) == number]
+        for key in keys:
+            self.per_job.pop(key, None)
+
     def check_name(self, process_set: int, name: str) -> None:
         """Raises ValueError if an operation of this name was submitted and the program has not waited for any operation
         since. The program then cannot know that the operation is done. The core may have finished it already, but

@@ -164,6 +164,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         await_value(engine, engine.remove_process_set(number))
     except Error as error:
         raise exception(error) from None
+    context.forget_process_set(number)
     # The caller's object may differ from the registered one.
     for known in (context.process_sets.pop(number, process_set), process_set):
         known._invalidate()

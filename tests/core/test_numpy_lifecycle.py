@@ -180,6 +180,49 @@ def test_shutdown_releases_resources_of_operations_not_waited_for(pool, hosts):
         job.run(check_release, 5)
 
 
+def segment_blocks():
+    """Bytes of memory in this host's shared-memory segments."""
+    total = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:horoplug-"):
+                total += 512 * os.stat(f"/proc/self/fd/{fd}").st_blocks
+    return total
+
+
+def check_process_set_cycles(count):
+    size, me = hvd.size(), hvd.rank()
+    subsets = [[0, size - 1], list(range(1, size)), list(range(size - 1))]
+
+    def cycle(number):
+        ranks = subsets[number % len(subsets)] if number % 2 else subsets[0]
+        process_set = hvd.add_process_set(ranks)
+        if me in ranks:
+            data = hvd.allreduce(np.full(10_000, me + 1.0), op=hvd.Sum, process_set=process_set)
+            assert data[0] == sum(ranks) + len(ranks)
+        hvd.allreduce(np.ones(3), name="beside")
+        hvd.remove_process_set(process_set)
+
+    for number in range(count // 3):
+        cycle(number)
+    hvd.barrier()
+    before, blocks_before = resources(), segment_blocks()
+    for number in range(count - count // 3):
+        cycle(number)
+    hvd.barrier()  # all ranks have removed the last set
+    after, blocks = resources(), segment_blocks()
+    more = [a > b for a, b in zip(after[:3], before[:3], strict=True)]
+    assert not any(more), f"descriptors, threads, segments: {before[:3]} -> {after[:3]}"
+    assert after[3] - before[3] < 2 * 1024, f"{after[3] - before[3]} KiB more after {count} sets"
+    assert blocks - blocks_before < 1 << 20, f"{blocks - blocks_before} bytes of shared memory more"
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "abc", "aabb"])
+def test_process_set_cycles_leak_no_resources(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        job.run(check_process_set_cycles, 300)
+
+
 def check_idle_cycles(count):
     """Repeat init and shutdown without operations: a rank may leave while others are still connecting."""
     for _ in range(count):

@@ -58,6 +58,7 @@ double StallInspector::oldest_wait(double now) const {
   double oldest = kNever;
   for (const auto& [id, set] : registry_.sets()) {
     for (const auto& [name, operation] : set->pending) {
+      if (operation->handle == 0) continue;  // nobody waits for it
       oldest = std::fmin(oldest, waiting_since(*set, *operation));
     }
   }
@@ -111,6 +112,7 @@ RankReport StallInspector::report_of_this_rank(double now) const {
   for (const auto& [id, set] : registry_.sets()) {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
+      if (operation->handle == 0) continue;
       report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*set, *operation)),
                                 handles_.waited_for(*operation, now),
                                 operation->signature.op == OpKind::kJoin, -1});

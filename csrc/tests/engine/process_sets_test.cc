@@ -1,10 +1,13 @@
 // Tests of process sets in whole engines: creation, independent execution, removal.
 #include <doctest/doctest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -223,6 +226,66 @@ TEST_CASE("removing a set ends its pending operations and frees its memory") {
       sum(engine, rank, 0, {0, 1, 2}, "still works");
     });
   }
+}
+
+// `body(rank, round)` runs on all ranks; the segments have their final size after `warm_up` rounds.
+void check_segments_stop_growing(Transport transport, int rounds, int warm_up,
+                                 const std::function<void(Engine&, int, int)>& body) {
+  CAPTURE(transport_name(transport));
+  auto configs = make_configs(transport, 4, test_options());
+  std::vector<Fd> files;
+  for (std::size_t rank = 0; rank < configs.size(); ++rank) {
+    files.emplace_back(::dup(configs[rank].members[rank].segment_file.get()));
+  }
+  const auto sizes = [&] {
+    std::vector<off_t> found;
+    for (const Fd& file : files) {
+      struct stat status{};
+      REQUIRE(::fstat(file.get(), &status) == 0);
+      found.push_back(status.st_size);
+    }
+    return found;
+  };
+  Cluster cluster(std::move(configs));
+  std::vector<off_t> warm;
+  for (int round = 0; round < rounds; ++round) {
+    if (round == warm_up) warm = sizes();
+    cluster.run([&](int rank) { body(cluster.engine(rank), rank, round); });
+  }
+  CHECK(sizes() == warm);
+}
+
+TEST_CASE("the memory of a removed set is used again by sets of any ranks") {
+  const std::vector<Ranks> sets{{0, 2}, {0, 1, 2, 3}, {1, 3}, {0, 1}, {0, 2, 3}, {2}};
+  for (const Transport transport : {Transport::kShm, Transport::kMixed}) {
+    check_segments_stop_growing(
+        transport, kSanitized ? 24 : 60, 12, [&](Engine& engine, int rank, int round) {
+          // Two at a time, of which the first one stays a round longer.
+          const Ranks& ranks = sets[static_cast<std::size_t>(round) % sets.size()];
+          const std::uint32_t set = add_set(engine, ranks);
+          if (contains(ranks, rank)) {
+            sum(engine, rank, set, ranks, "small");
+            sum(engine, rank, set, ranks, "large", kLarge);
+          }
+          if (round % 2 == 0) return;
+          await_value(engine, engine.remove_set(set - 1));
+          await_value(engine, engine.remove_set(set));
+        });
+  }
+}
+
+TEST_CASE("the memory of a set is used again if ranks join while it is removed") {
+  const Ranks ranks{0, 1, 2};
+  check_segments_stop_growing(Transport::kShm, kSanitized ? 12 : 40, 6,
+                              [&](Engine& engine, int rank, int round) {
+                                const std::uint32_t set = add_set(engine, ranks);
+                                if (contains(ranks, rank)) sum(engine, rank, set, ranks, "small");
+                                const hp_handle removal = engine.remove_set(set);
+                                if (rank == round % 4) await(engine, removal);
+                                await_value(engine, engine.join(0));
+                                await(engine, removal);
+                                engine.handles().release(removal);
+                              });
 }
 
 TEST_CASE("a deadlock in one set does not disturb another set") {
