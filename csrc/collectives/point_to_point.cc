@@ -12,6 +12,9 @@ constexpr auto kPaths = std::to_array({kCopyPath, kInlinePath, kDirectPath, kStr
 
 // Up to here a copy into the message and out of it costs less than the two messages that it saves.
 constexpr std::size_t kMostInline = 16 << 10;
+// A receiver keeps offers for which it has no recv yet. So much of each sender's tensors is in them
+// at most; further tensors stay with their sender until they are received.
+constexpr std::size_t kMostUnanswered = 1 << 20;
 // Below, the transfer consists of the messages before it, and a connection wakes the receiver at no
 // further cost.
 constexpr std::size_t kLeastDirect = 256 << 10;
@@ -24,8 +27,9 @@ std::span<const TransferPath> transfer_paths() { return kPaths; }
 bool fits_into_offer(const TransferProperties& properties) {
   const bool other_path =
       properties.forced == kDirectPath.name || properties.forced == kStreamPath.name;
-  return properties.bytes <= kMostInline && !properties.to_itself && !properties.on_gpu &&
-         !other_path;
+  return properties.bytes <= kMostInline &&
+         properties.unanswered + properties.bytes <= kMostUnanswered && !properties.to_itself &&
+         !properties.on_gpu && !other_path;
 }
 
 const TransferPath& choose_path(const TransferProperties& properties) {

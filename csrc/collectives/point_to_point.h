@@ -30,6 +30,7 @@ struct TransferProperties {
   bool to_itself = false;
   bool shares_memory = false;  // the two ranks are on one host and map each other's segments
   bool on_gpu = false;         // one of the two tensors, as far as the choosing rank knows
+  std::size_t unanswered = 0;  // of a send: the bytes in offers that the peer has not answered
   std::string_view forced{};   // the name of a path to take where it is possible; or empty
 };
 // The sender chooses kInlinePath (fits_into_offer) or leaves the choice to the receiver, which

@@ -21,7 +21,9 @@ Signature comparable(DType dtype, const Shape& shape) {
 
 void PointToPointMatcher::send(const Posting& posting, Offer::Source source, Bytes data) {
   Offer offer{++last_send_, posting.tag, posting.dtype, posting.shape, source, std::move(data)};
-  sends_.emplace(offer.send, Sending{posting, source == Offer::Source::kInline});
+  const std::size_t bytes = offer.data.size();
+  sends_.emplace(offer.send, Sending{posting, source == Offer::Source::kInline, bytes});
+  if (bytes > 0) in_offers_[posting.peer] += bytes;
   if (posting.peer == rank_) {
     receive_offer(rank_, posting.set, std::move(offer));
   } else {
@@ -73,7 +75,7 @@ void PointToPointMatcher::match(int from, Offer offer, const Posting& posting) {
     fail_one(posting.ticket, status);
     if (from == rank_) {
       fail_one(sends_.at(offer.send).posting.ticket, status);
-      sends_.erase(offer.send);
+      erase(sends_.find(offer.send));
     } else {
       outgoing_.push_back({from, encode(MessageKind::kReject, posting.set,
                                         {offer.send, status.code, status.message})});
@@ -84,7 +86,7 @@ void PointToPointMatcher::match(int from, Offer offer, const Posting& posting) {
     events_.push_back({.kind = Event::Kind::kCopy,
                        .ticket = sends_.at(offer.send).posting.ticket,
                        .partner = posting.ticket});
-    sends_.erase(offer.send);
+    erase(sends_.find(offer.send));
     return;
   }
   if (offer.source == Offer::Source::kInline) {
@@ -129,25 +131,37 @@ void PointToPointMatcher::receive_accept(int from, Accept accept) {
                      .peer = from,
                      .transfer = accept.send,
                      .slots = std::move(accept.slots)});
-  sends_.erase(found);
+  erase(found);
 }
 
 void PointToPointMatcher::receive_reject(int from, const Refusal& refusal) {
   const auto found = find_offered(from, refusal.send);
   if (found == sends_.end()) return;
   fail_one(found->second.posting.ticket, {refusal.code, refusal.text});
-  sends_.erase(found);
+  erase(found);
 }
 
 // The send that a peer answers; the end of the map if it was withdrawn.
-std::map<std::uint64_t, PointToPointMatcher::Sending>::iterator PointToPointMatcher::find_offered(
-    int peer, std::uint64_t send) {
+PointToPointMatcher::Sends::iterator PointToPointMatcher::find_offered(int peer,
+                                                                       std::uint64_t send) {
   if (send == 0 || send > last_send_) throw WireError("an answer to a send that was not offered");
   const auto found = sends_.find(send);
   if (found != sends_.end() && found->second.posting.peer != peer) {
     throw WireError("an answer to a send that was offered to another rank");
   }
   return found;
+}
+
+PointToPointMatcher::Sends::iterator PointToPointMatcher::erase(Sends::iterator sending) {
+  const auto& [posting, in_offer, bytes] = sending->second;
+  const auto found = in_offers_.find(posting.peer);
+  if (found != in_offers_.end() && (found->second -= bytes) == 0) in_offers_.erase(found);
+  return sends_.erase(sending);
+}
+
+std::size_t PointToPointMatcher::unanswered_bytes(int peer) const {
+  const auto found = in_offers_.find(peer);
+  return found == in_offers_.end() ? 0 : found->second;
 }
 
 void PointToPointMatcher::receive_cancel(int from, std::uint32_t set, const Refusal& refusal) {
@@ -190,7 +204,7 @@ void PointToPointMatcher::fail(std::uint32_t set, const Status& status) {
       outgoing_.push_back(
           {posting.peer, encode(MessageKind::kCancel, set, {number, status.code, status.message})});
     }
-    entry = sends_.erase(entry);
+    entry = erase(entry);
   }
   for (auto entry = postings_.begin(); entry != postings_.end();) {
     if (std::get<0>(entry->first) != set) {

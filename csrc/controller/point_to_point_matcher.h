@@ -84,6 +84,9 @@ class PointToPointMatcher {
   };
   std::vector<Message> take_outgoing() { return std::exchange(outgoing_, {}); }
 
+  // The bytes in offers to a rank that it has not answered. It may be keeping them.
+  std::size_t unanswered_bytes(int peer) const;
+
   // Operations without a partner.
   std::size_t unmatched() const { return sends_.size() + waiting_; }
 
@@ -92,8 +95,11 @@ class PointToPointMatcher {
   struct Sending {
     Posting posting;
     bool in_offer;
+    std::size_t bytes_in_offer;
   };
-  std::map<std::uint64_t, Sending>::iterator find_offered(int peer, std::uint64_t send);
+  using Sends = std::map<std::uint64_t, Sending>;
+  Sends::iterator find_offered(int peer, std::uint64_t send);
+  Sends::iterator erase(Sends::iterator sending);
   void match(int from, Offer offer, const Posting& posting);
   void fail_one(std::uint64_t ticket, const Status& status);
   void take_back(int from, std::uint64_t send);
@@ -103,7 +109,8 @@ class PointToPointMatcher {
   // By sender and process set: messages about a set that comes into being later are kept until
   // then.
   std::map<std::pair<int, std::uint32_t>, std::uint64_t> last_offer_;
-  std::map<std::uint64_t, Sending> sends_;  // offered, and not answered
+  Sends sends_;                           // offered, and not answered
+  std::map<int, std::size_t> in_offers_;  // bytes of sends_ that their offers contain, by rank
   std::map<Key, std::deque<Posting>> postings_;
   std::size_t waiting_ = 0;  // in postings_
   std::map<Key, std::deque<Offer>> offers_;

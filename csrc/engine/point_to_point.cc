@@ -153,7 +153,8 @@ void PointToPoint::submit(const OperationPtr& operation) {
                                              signature.root,  operation->tag,
                                              signature.dtype, signature.shapes.front()};
   if (signature.op == OpKind::kReceive) return matcher_.receive(posting);
-  const TransferProperties properties = properties_of(*operation);
+  TransferProperties properties = properties_of(*operation);
+  properties.unanswered = matcher_.unanswered_bytes(signature.root);
   if (fits_into_offer(properties)) {
     const std::byte* const data = operation->tensors.front().input;
     return matcher_.send(posting, Offer::Source::kInline, Bytes(data, data + properties.bytes));

@@ -262,6 +262,31 @@ TEST_CASE("an inline tensor has arrived even if its send is withdrawn while it i
   CHECK(events[1].second.ticket == 1);
 }
 
+TEST_CASE("the bytes in offers to a rank count until it answers") {
+  Network network(3);
+  Matcher& sender = network.rank(0);
+  const auto send = [&](std::uint64_t ticket, int peer, int tag) {
+    sender.send(posting(ticket, peer, tag), Offer::Source::kInline, Bytes(16));
+  };
+  send(1, 1, 1);
+  send(2, 1, 2);
+  send(3, 1, 3);
+  send(4, 2, 1);
+  sender.send(posting(5, 1, 5));  // its tensor is not in the offer
+  sender.send(posting(6, 0, 6));
+  CHECK(sender.unanswered_bytes(1) == 48);
+  CHECK(sender.unanswered_bytes(2) == 16);
+  network.rank(1).receive(posting(20, 0, 2));
+  network.deliver_all();
+  CHECK(sender.unanswered_bytes(1) == 32);
+  network.rank(1).receive(posting(21, 0, 1, {3}));  // a mismatch
+  network.deliver_all();
+  CHECK(sender.unanswered_bytes(1) == 16);
+  sender.fail(0, {HP_SHUT_DOWN, "the end"});
+  CHECK(sender.unanswered_bytes(1) == 0);
+  CHECK(sender.unanswered_bytes(2) == 0);
+}
+
 TEST_CASE("a send starts when the recv accepts, and uses the slots in the answer") {
   Network network(2);
   network.rank(0).send(posting(1, 1), Offer::Source::kGpu);

@@ -137,6 +137,49 @@ TEST_CASE("many sends in flight arrive by tag, and in order within a tag") {
   }
 }
 
+TEST_CASE("tensors for which there is no recv yet travel with their offers up to a limit") {
+  constexpr int kCount = 300;
+  constexpr std::size_t kElements = 4096;  // as many as an offer can have
+  for (const Transport transport : {Transport::kInproc, Transport::kTcp}) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 2, patient());
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const auto meet = [&](const std::string& name) {
+        float value = 1;
+        Order order;
+        order.name = name;
+        order.shape = {1};
+        order.input = order.output = &value;
+        perform(engine, order);
+      };
+      std::vector<std::vector<float>> data;
+      std::vector<hp_handle> handles;
+      for (int i = 0; i < kCount; ++i) data.push_back(numbers(kElements, rank == 0 ? i : -1));
+      if (rank == 0) {
+        for (auto& each : data) {
+          handles.push_back(submit(engine, order_of(OpKind::kSend, each, 1)));
+        }
+        meet("offered");
+        const auto bytes = engine.stats().control_bytes;
+        CHECK(bytes > 10 * kElements * sizeof(float));
+        CHECK(bytes < kCount / 3 * kElements * sizeof(float));
+        meet("receive");
+      } else {
+        meet("offered");
+        meet("receive");
+        for (auto& each : data) {
+          handles.push_back(submit(engine, order_of(OpKind::kReceive, each, 0)));
+        }
+      }
+      for (const hp_handle handle : handles) finish(engine, handle);
+      for (int i = 0; i < kCount; ++i) {
+        expect(data[static_cast<std::size_t>(i)] == numbers(kElements, i), "wrong contents");
+      }
+    });
+  }
+}
+
 TEST_CASE("tensors arrive on every path, in any order of waits, beside collectives") {
   const std::uint64_t seed = test_seed();
   for (const Transport transport : {Transport::kThreads, Transport::kShm, Transport::kMixed}) {
