@@ -25,7 +25,7 @@ export CCACHE_NOHASHDIR ?= 1
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
-	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS)"
+	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), and training beside busy threads"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make kernels compile the GPU kernels with nvcc, for machines without NVRTC (docs/gpu.md)"
@@ -184,10 +184,10 @@ environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv
 test: cpp build environments
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
-# Random jobs with random faults. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
+# All files of tests/soak, which make test does not collect. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
 SOAK_SECONDS ?= 3600
 soak: build
-	@$(ACTIVATE) HOROPLUG_SOAK_SECONDS=$(SOAK_SECONDS) python -m pytest -s tests/soak/random_jobs.py $(PYTEST_ARGS)
+	@$(ACTIVATE) HOROPLUG_SOAK_SECONDS=$(SOAK_SECONDS) python -m pytest -s -o python_files='*.py' tests/soak $(PYTEST_ARGS)
 
 # See bench-gpu.
 test-gpu: $(GPU_TOOLS)

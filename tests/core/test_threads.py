@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
+from tests.harness.busy_training import Load
+from tests.harness.busy_training import run as run_busy_training
 from tests.harness.checks.errors import internal
+from tests.harness.support import seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -72,6 +75,18 @@ def opposite_orders(late_is_daemon, both_are_late):
 def test_late_thread_is_not_a_deadlock(pool, late_is_daemon, both_are_late):
     with pool.ranks(2, env=QUICK) as job:
         assert job.run(opposite_orders, late_is_daemon, both_are_late) == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aab", "abab"])
+def test_busy_ranks_are_no_failure(pool, hosts):
+    """tests/soak/busy_training.py does the same for a minute."""
+    env = QUICK | {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5"}
+    load = Load(seconds=2, checkpoint=1.2, evaluation=0.3)
+    with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
+        for result in job.run(run_busy_training, load, seed()):
+            assert result.evaluations or result.steps
+            errors = [text for text in result.log if "deadlock" in text]
+            assert all("possible deadlock" in text for text in errors), errors
 
 
 def deadlock_beside_libraries():
