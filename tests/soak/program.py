@@ -1,9 +1,10 @@
 """Random programs for the soak test: what one rank does in an episode, and the faults that it may cause.
 
 All ranks draw the same program from the same seed, so that each knows what every operation must return. An episode has
-streams: threads that communicate in process sets of their own, each of which repeats a few step patterns."""
+streams: threads that each repeat a few step patterns, in process sets of their own or two in the same set."""
 
 import dataclasses
+import functools
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import horoplug as hvd
+from tests.harness.adasum_reference import adasum
 
 # What a fault does to the victim. After the fatal ones all other ranks must get an error that names the victim.
 FATAL = ("kill", "exit", "stop", "leave")
@@ -33,7 +35,11 @@ KINDS = (
     "gather",
     "scatter",
     "pair",
+    "adasum",
+    "object",
+    "objects",
 )
+OBJECTS = ("object", "objects")  # these block, so that all ranks perform them in one order
 COUNTS = (1, 3, 100, 5000)
 LARGE = 40_000
 
@@ -72,11 +78,13 @@ class Episode:
 def draw_episode(draw: random.Random, size: int, kind: str | None) -> Episode:
     """A random episode of ``size`` ranks with a fault of this kind."""
     count = 1 if kind == "deadlock" else draw.choice([1, 1, 2, 3])
-    streams = []
+    streams: list[Stream] = []
     for number in range(count):
-        members = (
-            range(size) if draw.random() < 0.5 else draw.sample(range(size), draw.randint(1, size))
-        )
+        members: Sequence[int] = range(size)
+        if streams and draw.random() < 0.3:
+            members = streams[-1].members  # two threads submit in one set
+        elif draw.random() < 0.5:
+            members = draw.sample(range(size), draw.randint(1, size))
         steps = draw.randint(1, 60)
         streams.append(Stream(number, tuple(sorted(members)), draw.randrange(2**31), steps))
     fault = None
@@ -102,18 +110,21 @@ class _Operation:
 
 def _draw_pattern(draw: random.Random, stream: Stream, number: int) -> list[_Operation]:
     size = len(stream.members)
-    return [
-        _Operation(
+    kinds = [kind for kind in KINDS if kind != "adasum" or size & (size - 1) == 0]
+
+    def operation(n: int) -> _Operation:
+        kind = draw.choice(kinds)
+        return _Operation(
             f"s{stream.number}.p{number if draw.random() < 0.5 else 'x'}.{n}",
-            draw.choice(KINDS),
-            draw.choice(["f4", "f8", "i4", "i8", "u1"]),
+            kind,
+            draw.choice(["f4", "f8"] if kind == "adasum" else ["f4", "f8", "i4", "i8", "u1"]),
             LARGE if draw.random() < 0.02 else draw.choice(COUNTS),
             draw.randrange(size),
             draw.randrange(size),
             10_000 * stream.number + 100 * number + n,
         )
-        for n in range(draw.choice([1, 2, 5, 12]))
-    ]
+
+    return [operation(n) for n in range(draw.choice([1, 2, 5, 12]))]
 
 
 def run_episode(episode: Episode) -> int:
@@ -202,7 +213,7 @@ class _Runner:
         return self._checked
 
     def _perform(self, operations: Sequence[_Operation], shuffles: bool, step: int) -> None:
-        order = list(operations)
+        order = [each for each in operations if each.kind not in OBJECTS]
         if shuffles:
             self._own.shuffle(order)
         errors: list[Exception] = []
@@ -214,8 +225,11 @@ class _Runner:
                 errors.append(error)
         if shuffles:
             self._own.shuffle(pending)
+        for each in operations:
+            if each.kind in OBJECTS:
+                pending.append((each, functools.partial(self._exchange_object, each, step)))
         for operation, finish in pending:
-            # Also after an error: an operation that nobody waits for keeps the job's resources.
+            # Also after an error, since names of operations in flight cannot be used again.
             try:
                 finish()
                 self._checked += 1
@@ -256,6 +270,8 @@ class _Runner:
             case "average":
                 handle = hvd.allreduce_async(mine, op=hvd.Average, **arguments)
                 return check(handle, total / size if "f" in operation.dtype else total // size)
+            case "adasum":
+                return check(hvd.allreduce_async(mine, op=hvd.Adasum, **arguments), adasum(every))
             case "group":
                 tensors = [mine, mine[:1], mine[0, :1]]
                 handle = hvd.grouped_allreduce_async(tensors, op=hvd.Max, **arguments)
@@ -284,6 +300,26 @@ class _Runner:
                 handle = hvd.scatter_async(mine, self._stream.members[root], **arguments)
                 return check(handle, every[root][rank : rank + 1])
         return self._pair(operation, every, arguments)
+
+    def _exchange_object(self, operation: _Operation, step: int) -> None:
+        """Every rank's object has a size of its own."""
+        objects = [
+            {"rank": rank, "data": self._data(rank, 1 + rank, operation, step)}
+            for rank in range(self._size)
+        ]
+        root, mine = operation.root, objects[self._rank]
+        if operation.kind == "object":
+            found = [
+                hvd.broadcast_object(
+                    mine, self._stream.members[root], operation.name, process_set=self._set
+                )
+            ]
+            objects = [objects[root]]
+        else:
+            found = hvd.allgather_object(mine, operation.name, process_set=self._set)
+        assert [each["rank"] for each in found] == [each["rank"] for each in objects]
+        for one, expected in zip(found, objects, strict=True):
+            _same(one["data"], expected["data"])
 
     def _pair(
         self, operation: _Operation, every: list[np.ndarray], arguments: dict[str, Any]
