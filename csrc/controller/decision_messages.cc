@@ -81,7 +81,7 @@ void put_item(Writer& writer, Series& series, const DecisionItem& item) {
         if (member.id) writer.put_varint(*member.id);
         if (!member.name.empty()) series.put_name(writer, member.name);
         if (!member.absent.empty()) {
-          put_ranks(writer, member.absent);
+          series.put_ranks(writer, member.absent);
           series.put(writer, member.signature);
         }
       }
@@ -136,7 +136,7 @@ DecisionItem get_item(Reader& reader, Series& series) {
         if ((flags & 1) != 0) member.id = static_cast<std::uint32_t>(reader.get_int(kMaxId));
         if ((flags & 2) != 0) member.name = series.get_name(reader);
         if ((flags & 4) != 0) {
-          member.absent = get_ranks(reader);
+          member.absent = series.get_ranks(reader);
           if (member.absent.empty()) throw WireError("empty list of absent ranks");
           member.signature = series.get(reader);
         }

@@ -13,7 +13,7 @@ namespace horoplug {
 struct ReadyOperation {
   std::string name;
   Signature signature;
-  std::vector<int> absent;  // ranks that have joined (see Negotiator::join) and did not submit it
+  RankRanges absent;  // ranks that have joined (see Negotiator::join) and did not submit it
 };
 
 // Takes the next batch out of `ready`: the first operation, and the later ones that can be fused

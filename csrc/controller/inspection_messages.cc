@@ -28,29 +28,6 @@ std::vector<Item> get_operations(Reader& reader, std::size_t least, Read read) {
   return items;
 }
 
-// Each range by its distance from the one before, and its length.
-void put_ranges(Writer& writer, const RankRanges& ranks) {
-  writer.put_varint(ranks.ranges().size());
-  int next = 0;
-  for (const auto& range : ranks.ranges()) {
-    writer.put_varint(static_cast<std::uint64_t>(range.first - next));
-    writer.put_varint(static_cast<std::uint64_t>(range.last - range.first));
-    next = range.last + 1;
-  }
-}
-
-RankRanges get_ranges(Reader& reader) {
-  std::vector<RankRanges::Range> ranges(reader.get_count(2));
-  int next = 0;
-  for (auto& range : ranges) {
-    range.first = next + reader.get_int(kMaxRank - next);
-    range.last = range.first + reader.get_int(kMaxRank - range.first);
-    if (&range != &ranges.back() && range.last == kMaxRank) throw WireError("rank out of range");
-    next = range.last + 1;
-  }
-  return RankRanges(std::move(ranges));
-}
-
 void put_numbered_ranges(Writer& writer, const std::map<std::uint32_t, RankRanges>& ranks) {
   writer.put_varint(ranks.size());
   for (const auto& [number, with] : ranks) {

@@ -82,15 +82,27 @@ double get_seconds(Reader& reader) {
   return value;
 }
 
-void put_ranks(Writer& writer, const std::vector<int>& ranks) {
-  writer.put_varint(ranks.size());
-  for (const int rank : ranks) writer.put_varint(static_cast<std::uint64_t>(rank));
+// Each range by its distance from the one before, and its length.
+void put_ranges(Writer& writer, const RankRanges& ranks) {
+  writer.put_varint(ranks.ranges().size());
+  int next = 0;
+  for (const auto& range : ranks.ranges()) {
+    writer.put_varint(static_cast<std::uint64_t>(range.first - next));
+    writer.put_varint(static_cast<std::uint64_t>(range.last - range.first));
+    next = range.last + 1;
+  }
 }
 
-std::vector<int> get_ranks(Reader& reader) {
-  std::vector<int> ranks(reader.get_count(1));
-  for (int& rank : ranks) rank = reader.get_int(kMaxRank);
-  return ranks;
+RankRanges get_ranges(Reader& reader) {
+  std::vector<RankRanges::Range> ranges(reader.get_count(2));
+  int next = 0;
+  for (auto& range : ranges) {
+    range.first = next + reader.get_int(kMaxRank - next);
+    range.last = range.first + reader.get_int(kMaxRank - range.first);
+    if (&range != &ranges.back() && range.last == kMaxRank) throw WireError("rank out of range");
+    next = range.last + 1;
+  }
+  return RankRanges(std::move(ranges));
 }
 
 void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers) {
@@ -187,13 +199,47 @@ Signature Series::get(Reader& reader) {
 
 // A signature of n shapes and dimensions takes at least n bytes once and one byte in each
 // repetition, so that kRepeated / n repetitions expand a message by a constant factor.
-void Series::begin(const Signature& signature) {
+std::size_t Series::repetitions(std::size_t size) {
   constexpr std::size_t kRepeated = 4096;
   constexpr std::size_t kFewest = 8;
+  return std::max(kFewest, kRepeated / size);
+}
+
+void Series::begin(const Signature& signature) {
   std::size_t size = 1 + signature.shapes.size();
   for (const Shape& shape : signature.shapes) size += shape.size();
-  repetitions_left_ = std::max(kFewest, kRepeated / size);
+  repetitions_left_ = repetitions(size);
   signature_ = signature;
+}
+
+void Series::put_ranks(Writer& writer, const RankRanges& ranks) {
+  const bool is_same = ranks_ && repetitions_of_ranks_left_ > 0 && *ranks_ == ranks;
+  writer.put(static_cast<std::uint8_t>(is_same));
+  if (is_same) {
+    --repetitions_of_ranks_left_;
+    return;
+  }
+  put_ranges(writer, ranks);
+  begin_ranks(ranks);
+}
+
+RankRanges Series::get_ranks(Reader& reader) {
+  if (!get_bool(reader)) {
+    begin_ranks(get_ranges(reader));
+  } else if (!ranks_) {
+    throw WireError("the first set of ranks refers to a predecessor");
+  } else if (repetitions_of_ranks_left_ == 0) {
+    throw WireError("a set of ranks is repeated too often");
+  } else {
+    --repetitions_of_ranks_left_;
+  }
+  return *ranks_;
+}
+
+// As of a signature: a range takes at least two bytes once.
+void Series::begin_ranks(const RankRanges& ranks) {
+  repetitions_of_ranks_left_ = repetitions(1 + ranks.ranges().size());
+  ranks_ = ranks;
 }
 
 std::pair<std::size_t, std::size_t> Series::shared(const std::string& name) const {

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/wire.h"
 #include "controller/messages.h"
+#include "controller/rank_ranges.h"
 #include "controller/signature.h"
 
 namespace horoplug {
@@ -29,8 +30,8 @@ bool get_bool(Reader& reader);
 hp_status get_failure(Reader& reader);
 double get_seconds(Reader& reader);
 
-void put_ranks(Writer& writer, const std::vector<int>& ranks);
-std::vector<int> get_ranks(Reader& reader);
+void put_ranges(Writer& writer, const RankRanges& ranks);
+RankRanges get_ranges(Reader& reader);
 
 // Numbers of at most kMaxId.
 void put_numbers(Writer& writer, const std::vector<std::uint32_t>& numbers);
@@ -44,29 +45,36 @@ std::vector<std::uint32_t> get_bits(Reader& reader);
 void put_leaver(Writer& writer, int rank);
 int get_leaver(Reader& reader);
 
-// The names and signatures of one message. Successive names mostly differ in a few characters, and
-// successive signatures are mostly equal. A name is encoded by the prefix and suffix that it shares
-// with the name before it, and a signature that equals its predecessor by one byte.
+// The names, signatures and sets of ranks of one message. Successive names mostly differ in a few
+// characters, and successive signatures and sets of ranks are mostly equal. A name is encoded by
+// the prefix and suffix that it shares with the name before it, and a signature or a set that
+// equals its predecessor by one byte.
 //
-// Both are limited, so that the memory that a message takes is bounded by a multiple of its length:
+// All are limited, so that the memory that a message takes is bounded by a multiple of its length:
 // a name shares at most kMostShared characters at each end, and after a number of repetitions that
-// falls with its size a signature is encoded again.
+// falls with its size a signature or a set is encoded again.
 class Series {
  public:
   void put_name(Writer& writer, const std::string& name);
   std::string get_name(Reader& reader);
   void put(Writer& writer, const Signature& signature);
   Signature get(Reader& reader);
+  void put_ranks(Writer& writer, const RankRanges& ranks);
+  RankRanges get_ranks(Reader& reader);
 
  private:
   static constexpr std::size_t kMostShared = 255;
 
   std::pair<std::size_t, std::size_t> shared(const std::string& name) const;
+  static std::size_t repetitions(std::size_t size);
   void begin(const Signature& signature);
+  void begin_ranks(const RankRanges& ranks);
 
   std::string name_;
   std::optional<Signature> signature_;
   std::size_t repetitions_left_ = 0;  // of signature_
+  std::optional<RankRanges> ranks_;
+  std::size_t repetitions_of_ranks_left_ = 0;
 };
 
 }  // namespace horoplug

@@ -22,7 +22,7 @@ Bytes encode(std::uint32_t set, const Ready& ready) {
     writer.put_varint(request.variants.size());
     for (const Variant& variant : request.variants) {
       series.put(writer, variant.signature);
-      put_ranks(writer, variant.ranks);
+      series.put_ranks(writer, variant.ranks);
     }
   }
   return writer.take();
@@ -40,7 +40,7 @@ Ready decode_ready(Reader& reader) {
     if (request.variants.empty()) throw WireError("readiness request without variants");
     for (Variant& variant : request.variants) {
       variant.signature = series.get(reader);
-      variant.ranks = get_ranks(reader);
+      variant.ranks = series.get_ranks(reader);
       if (variant.ranks.empty() && request.variants.size() > 1) {
         throw WireError("variants without ranks");
       }

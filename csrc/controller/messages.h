@@ -44,7 +44,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 22;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 17;
+  static constexpr std::uint32_t kProtocol = 18;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -87,7 +87,7 @@ struct DecisionItem {
     std::string name;                 // present if the id is new, or there is none
     // Ranks that have joined and take part without having submitted the operation; they need its
     // signature.
-    std::vector<int> absent;
+    RankRanges absent;
     Signature signature;  // present if ranks are absent
   };
 

@@ -201,7 +201,7 @@ void Negotiator::pass_up(ReadinessTable::Complete complete) {
 }
 
 void Negotiator::decide(ReadinessTable::Complete complete) {
-  std::vector<int> absent;
+  RankRanges absent;
   if (complete.variants.size() == 1) {
     absent = readiness_.absent_from(complete.variants.front().ranks);
   }
@@ -286,8 +286,7 @@ void Negotiator::apply_batch(const DecisionItem& item, Decision& decision) {
     const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
     const std::string name = member.name.empty() && known ? known->name : member.name;
     const PendingOperations::Pending* pending = pending_.find(name);
-    const bool is_absent = std::find(member.absent.begin(), member.absent.end(), position_.rank) !=
-                           member.absent.end();
+    const bool is_absent = member.absent.contains(position_.rank);
     if (is_absent != (pending == nullptr) || name.empty()) {
       throw WireError("batch with an operation that is not ready on this rank");
     }

@@ -88,7 +88,7 @@ class Negotiator {
         names;  // kBatch: operations in order; kError: the operation that fails
     // kBatch, indexed like `names`: ranks that have joined and contribute no data. Empty if there
     // are none.
-    std::vector<std::vector<int>> absent;
+    std::vector<RankRanges> absent;
     // kBatch: signatures of the operations that this rank has not submitted, because it has joined.
     std::map<std::string, Signature> unknown;
     Tuning tuning;  // kBatch: its settings

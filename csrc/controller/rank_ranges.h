@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,7 @@ class RankRanges {
   };
 
   RankRanges() = default;
+  RankRanges(std::initializer_list<int> ranks) : RankRanges(std::span(ranks)) {}
   explicit RankRanges(std::span<const int> ranks);
   // Ranges in any order, which may overlap.
   explicit RankRanges(std::vector<Range> ranges);

@@ -1,13 +1,16 @@
 #include "controller/readiness.h"
 
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 #include <utility>
 
 #include "base/wire.h"
 
 namespace horoplug {
+
+ReadinessTable::ReadinessTable(const TreePosition& position) : position_(position) {
+  for (const auto& below : position_.subtrees) below_.emplace_back(std::span(below));
+}
 
 std::optional<ReadinessTable::Complete> ReadinessTable::add_self(const std::string& name,
                                                                  const Signature& signature) {
@@ -38,10 +41,14 @@ std::optional<ReadinessTable::Complete> ReadinessTable::add_child(std::size_t ch
 
 std::optional<ReadinessTable::Complete> ReadinessTable::add_child(
     std::size_t child, const std::string& name, std::span<const Variant> variants) {
+  for (const Variant& variant : variants) {
+    if (!below_[child].contains(variant.ranks)) {
+      throw WireError("ready ranks outside the sender's subtree");
+    }
+  }
   const auto found = entry_for_child(child, name);
   for (const Variant& variant : variants) {
-    VariantGroup& group = group_of(found->second, variant.signature);
-    group.ranks.insert(group.ranks.end(), variant.ranks.begin(), variant.ranks.end());
+    group_of(found->second, variant.signature).ranks.add(variant.ranks);
   }
   return take_if_complete(found);
 }
@@ -62,14 +69,10 @@ std::vector<ReadinessTable::Complete> ReadinessTable::join(int rank) {
   return operations;
 }
 
-std::vector<int> ReadinessTable::absent_from(const std::vector<int>& submitted) const {
-  std::vector<int> all{position_.rank};
-  for (const auto& below : position_.subtrees) all.insert(all.end(), below.begin(), below.end());
-  std::sort(all.begin(), all.end());
-  std::vector<int> absent;
-  std::set_difference(all.begin(), all.end(), submitted.begin(), submitted.end(),
-                      std::back_inserter(absent));
-  return absent;
+RankRanges ReadinessTable::absent_from(const RankRanges& submitted) const {
+  RankRanges all{position_.rank};
+  for (const RankRanges& below : below_) all.add(below);
+  return all.without(submitted);
 }
 
 bool ReadinessTable::any(
@@ -134,17 +137,14 @@ std::vector<Variant> ReadinessTable::variants_of(const Entry& entry) const {
   std::vector<Variant> variants;
   for (const VariantGroup& group : entry.groups) {
     Variant variant{group.signature, group.ranks};
-    if (group.self) variant.ranks.push_back(position_.rank);
-    for (const std::size_t child : group.children) {
-      const auto& below = position_.subtrees[child];
-      variant.ranks.insert(variant.ranks.end(), below.begin(), below.end());
-    }
-    std::sort(variant.ranks.begin(), variant.ranks.end());
+    if (group.self) variant.ranks.add(position_.rank);
+    for (const std::size_t child : group.children) variant.ranks.add(below_[child]);
     variants.push_back(std::move(variant));
   }
   // Messages list ranks in ascending order.
+  const auto first = [](const Variant& variant) { return variant.ranks.ranges().front().first; };
   std::sort(variants.begin(), variants.end(),
-            [](const Variant& a, const Variant& b) { return a.ranks < b.ranks; });
+            [&](const Variant& a, const Variant& b) { return first(a) < first(b); });
   return variants;
 }
 

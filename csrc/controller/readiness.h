@@ -33,13 +33,13 @@ class ReadinessTable {
   };
 
   // `position` must outlive the table.
-  explicit ReadinessTable(const TreePosition& position) : position_(position) {}
+  explicit ReadinessTable(const TreePosition& position);
 
   // This rank has submitted an operation, which it does once for each name until it is complete.
   std::optional<Complete> add_self(const std::string& name, const Signature& signature);
   // Child number `child` has announced that its whole subtree has submitted an operation with this
   // signature, or which ranks have submitted which variants. Throws WireError if the child has
-  // announced this name before.
+  // announced this name before, or names ranks of another subtree.
   std::optional<Complete> add_child(std::size_t child, const std::string& name,
                                     const Signature& signature);
   std::optional<Complete> add_child(std::size_t child, const std::string& name,
@@ -60,8 +60,8 @@ class ReadinessTable {
     joined_below_.clear();
   }
 
-  // The ranks of the subtree that are not in this ascending list.
-  std::vector<int> absent_from(const std::vector<int>& submitted) const;
+  // The ranks of the subtree that are not among these.
+  RankRanges absent_from(const RankRanges& submitted) const;
   // Whether an operation is in the table for which `matches` is true.
   bool any(const std::function<bool(const std::string& name, const Signature& signature)>& matches)
       const;
@@ -75,7 +75,7 @@ class ReadinessTable {
     Signature signature;
     bool self = false;
     std::vector<std::size_t> children;  // children whose whole subtree belongs to the group
-    std::vector<int> ranks;             // single ranks, where a subtree is divided
+    RankRanges ranks;                   // single ranks, where a subtree is divided
   };
   struct Entry {
     std::vector<VariantGroup> groups;
@@ -95,6 +95,7 @@ class ReadinessTable {
   std::vector<Variant> variants_of(const Entry& entry) const;
 
   const TreePosition& position_;
+  std::vector<RankRanges> below_;  // by child
   Entries entries_;
   std::set<int> joined_;
   std::vector<std::size_t> joined_below_;  // by child; empty if no rank below this node has joined

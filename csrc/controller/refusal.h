@@ -14,6 +14,6 @@ namespace horoplug {
 // Signatures that differ are a mismatch. An operation cannot leave out a rank that has joined if
 // this rank is its root, or if the operation is administrative.
 std::string refusal(const std::string& name, const Signature& signature,
-                    const std::vector<Variant>& variants, const std::vector<int>& absent);
+                    const std::vector<Variant>& variants, const RankRanges& absent);
 
 }  // namespace horoplug

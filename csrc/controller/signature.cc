@@ -195,7 +195,8 @@ std::string describe_mismatch(const std::string& name, const std::vector<Variant
     text += std::string("mismatched ") + field.name + ": ";
     for (std::size_t i = 0; i < variants.size() && i < 8; ++i) {
       if (i > 0) text += " but ";
-      text += field.show(variants[i].signature) + " on " + describe_ranks(variants[i].ranks);
+      text +=
+          field.show(variants[i].signature) + " on " + describe_ranks(variants[i].ranks.ranks());
     }
   }
   if (advice != nullptr) text += std::string(" (") + advice + " on every rank)";

@@ -8,6 +8,7 @@
 
 #include "base/operations.h"
 #include "base/types.h"
+#include "controller/rank_ranges.h"
 
 namespace horoplug {
 
@@ -62,7 +63,7 @@ bool fusable(const Signature& a, const Signature& b);
 // A signature, and the ranks that have submitted it.
 struct Variant {
   Signature signature;
-  std::vector<int> ranks;
+  RankRanges ranks;
 };
 
 // One line that says how the variants of an operation differ: each side's value and ranks.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
+#include "controller/rank_ranges.h"
 #include "engine/operation.h"
 #include "trace/batch_trace.h"
 
@@ -22,7 +23,7 @@ struct Batch {
   Tuning tuning{};         // how it runs
   std::vector<OperationPtr> operations;
   // By index in `operations`: ranks that have joined and contribute no data; or empty.
-  std::vector<std::vector<int>> absent{};
+  std::vector<RankRanges> absent{};
   std::unique_ptr<BatchTrace> trace = nullptr;  // nullptr: no timeline is being written
   // Where a batch of tensors on GPUs takes turns with batches of other sets; nullptr: there were no
   // other sets when it was decided.

@@ -310,10 +310,14 @@ Task run_allgathers(Comm& comm, std::vector<OperationPtr>& operations, const cha
 
 // Whether a rank sends rows to a rank that has joined, which would be lost. All ranks reach the
 // same result, which is the operation's failure.
-Task check_absent(Comm& comm, Operation& operation, const std::vector<int>& absent) {
+Task check_absent(Comm& comm, Operation& operation, const RankRanges& absent) {
   std::int64_t lost = 0;
-  for (const int rank : absent) {
-    lost += operation.splits[static_cast<std::size_t>(operation.members->index_of(rank))];
+  std::vector<int> joined;
+  for (std::size_t i = 0; i < operation.splits.size(); ++i) {
+    const int rank = operation.members->ranks[i];
+    if (!absent.contains(rank)) continue;
+    lost += operation.splits[i];
+    joined.push_back(rank);
   }
   std::vector<std::int64_t> losses;
   co_await allgather_fixed(comm, lost, losses);
@@ -323,12 +327,12 @@ Task check_absent(Comm& comm, Operation& operation, const std::vector<int>& abse
   }
   if (senders.empty()) co_return;
   operation.status = {HP_MISMATCH, operation.describe() + " failed: " + describe_ranks(senders) +
-                                       " would send rows to " + describe_ranks(absent) +
+                                       " would send rows to " + describe_ranks(joined) +
                                        ", where join() was called; give splits that are 0 there"};
 }
 
-Task run_alltoall(Comm& comm, Operation& operation, const std::vector<int>& absent,
-                  std::size_t index, const char* algorithm) {
+Task run_alltoall(Comm& comm, Operation& operation, const RankRanges& absent, std::size_t index,
+                  const char* algorithm) {
   if (!absent.empty()) {
     co_await check_absent(comm, operation, absent);
     if (!operation.status.ok()) co_return;
@@ -434,10 +438,10 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
     co_await run_allgathers(comm, operations, algorithm);
     co_return;
   }
-  static const std::vector<int> no_ranks;
+  static const RankRanges no_ranks;
   for (std::size_t at = 0; at < operations.size(); ++at) {
     const OperationPtr& operation = operations[at];
-    const std::vector<int>& absent = at < batch.absent.size() ? batch.absent[at] : no_ranks;
+    const RankRanges& absent = at < batch.absent.size() ? batch.absent[at] : no_ranks;
     if (kind == OpKind::kBarrier) co_await run_barrier(comm, algorithm);
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
       if (kind == OpKind::kAlltoall) {

@@ -127,7 +127,7 @@ TEST_CASE("readiness messages round-trip") {
   CHECK(got.requests[1].name == "two");
   REQUIRE(got.requests[1].variants.size() == 2);
   CHECK(got.requests[1].variants[0].signature == some_signature());
-  CHECK(got.requests[1].variants[0].ranks == std::vector<int>{1, 2});
+  CHECK(got.requests[1].variants[0].ranks == RankRanges{1, 2});
 }
 
 TEST_CASE("decisions round-trip") {
@@ -144,9 +144,42 @@ TEST_CASE("decisions round-trip") {
   REQUIRE(got.items[0].members.size() == 3);
   CHECK(got.items[0].members[0].id == 3);
   CHECK(got.items[0].members[1].name == "new");
-  CHECK(got.items[0].members[1].absent == std::vector<int>{1, 2});
+  CHECK(got.items[0].members[1].absent == RankRanges{1, 2});
   CHECK(got.items[0].members[1].signature == some_signature());
   CHECK(!got.items[0].members[2].id);
+}
+
+TEST_CASE("ranks that have joined take little space in a message, however many operations it has") {
+  constexpr std::size_t kOperations = 200;
+  RankRanges most(std::vector<RankRanges::Range>{{1, 9'999}});
+  RankRanges every_other;
+  std::vector<RankRanges::Range> ranges;
+  for (int rank = 1; rank < 2'000; rank += 2) ranges.push_back({rank, rank});
+  every_other = RankRanges(std::move(ranges));
+  const auto size = [&](const RankRanges& joined) {
+    DecisionItem batch;
+    Ready ready;
+    for (std::size_t i = 0; i < kOperations; ++i) {
+      batch.members.push_back({static_cast<std::uint32_t>(i), "", joined, some_signature()});
+      ready.requests.push_back({"operation " + std::to_string(i), {{some_signature(), joined}}});
+    }
+    const Bytes decisions = encode(1, Decisions{2, {batch}});
+    const Bytes up = encode(1, ready);
+    Reader reader(decisions), up_reader(up);
+    read_head(reader);
+    read_head(up_reader);
+    const Decisions got = decode_decisions(reader);
+    const Ready got_up = decode_ready(up_reader);
+    for (std::size_t i = 0; i < kOperations; ++i) {
+      CHECK(got.items[0].members[i].absent == joined);
+      CHECK(got_up.requests[i].variants[0].ranks == joined);
+    }
+    return decisions.size() + up.size();
+  };
+  const std::size_t least = size({1});
+  CHECK(size(most) < least + 100);
+  // A ninth of the operations names all ranges, so that a short message cannot fill the memory.
+  CHECK(size(every_other) < least + 2 * kOperations * 2 * 1000 / 8);
 }
 
 TEST_CASE("plans round-trip") {

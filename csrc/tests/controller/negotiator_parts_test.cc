@@ -102,8 +102,8 @@ TEST_CASE("incompatible signatures become variants with their ranks") {
   const auto complete = table.add_child(1, "x", signature_of(OpKind::kAllreduce, 5));
   REQUIRE(complete);
   REQUIRE(complete->variants.size() == 2);
-  CHECK(complete->variants[0].ranks == std::vector{0, 1});
-  CHECK(complete->variants[1].ranks == std::vector{2, 3});
+  CHECK(complete->variants[0].ranks == RankRanges{0, 1});
+  CHECK(complete->variants[1].ranks == RankRanges{2, 3});
   const std::string text = refusal("x", complete->signature, complete->variants, {});
   CHECK(text.find("ranks 0, 1") != std::string::npos);
 }
@@ -112,6 +112,12 @@ TEST_CASE("a child announces a name once") {
   ReadinessTable table(kRoot);
   CHECK(!table.add_child(0, "x", signature_of()));
   CHECK_THROWS_AS(table.add_child(0, "x", signature_of()), WireError);
+}
+
+TEST_CASE("a child speaks for the ranks of its subtree only") {
+  ReadinessTable table(kRoot);
+  const std::vector<Variant> foreign{{signature_of(), {1, 3}}};
+  CHECK_THROWS_AS(table.add_child(0, "x", foreign), WireError);
 }
 
 TEST_CASE("a join completes what only the joining ranks lacked, in the order of the names") {
@@ -123,8 +129,8 @@ TEST_CASE("a join completes what only the joining ranks lacked, in the order of 
   CHECK(!table.add_self("d", signature_of()));
   const auto complete = table.join(3);
   CHECK(names_of(complete) == std::vector<std::string>{"a", "b", "c"});
-  CHECK(complete.front().variants.front().ranks == std::vector{0, 1, 2});
-  CHECK(table.absent_from({0, 1, 2}) == std::vector{3});
+  CHECK(complete.front().variants.front().ranks == RankRanges{0, 1, 2});
+  CHECK(table.absent_from({0, 1, 2}) == RankRanges{3});
   CHECK(table.any_joined());
   CHECK(table.last_joined() == 3);
   CHECK_THROWS_AS(table.join(3), std::logic_error);
