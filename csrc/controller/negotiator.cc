@@ -1,62 +1,58 @@
 #include "controller/negotiator.h"
 
 #include <algorithm>
-
-#include "controller/refusal.h"
+#include <utility>
 
 namespace horoplug {
 
 Negotiator::Negotiator(std::uint32_t set, TreePosition position, Options options)
     : set_(set),
-      position_(std::move(position)),
-      options_(std::move(options)),
-      readiness_(position_),
-      learner_(position_.size() > 1 ? options_.plan_after : 0, position_.children.size()),
-      halt_(position_.children),
-      queue_({options_.fusion_threshold, options_.fuse_groups, options_.cache_capacity,
-              options_.max_outstanding}),
-      tuner_(options_.tuner, options_.tuning, options_.placement) {}
+      node_(std::move(position)),
+      state_(node_.position()),
+      ready_(state_.names),
+      plans_(set_, node_, state_.pending),
+      learner_(node_.position().size() > 1 ? options.plan_after : 0,
+               node_.position().children.size()),
+      decisions_(node_.position().rank, options.tuning, state_, learner_),
+      coordinator_(options, state_, plans_, learner_) {}
 
 // ---- what this rank asks for ----
 
 void Negotiator::submit(const std::string& name, const Signature& signature,
                         std::uint64_t dependency_epoch) {
-  pending_.add(name, signature, dependency_epoch);
-  if (plan_) {
-    submit_to_plan(name, signature);
-  } else {
-    enter(name, signature);
-  }
+  state_.pending.add(name, signature, dependency_epoch);
+  enter(name, signature);
 }
 
 void Negotiator::join() {
-  if (!plan_) {
-    note_join(position_.rank);
+  if (!plans_.installed()) {
+    note_join(position().rank);
     return;
   }
   join_later_ = true;
-  break_plan();
+  plans_.break_plan();
 }
 
-void Negotiator::leave() { request_end(position_.rank); }
+void Negotiator::leave() { request_end(position().rank); }
 
 void Negotiator::close() { request_end(kSetRemoved); }
 
 void Negotiator::request_end(int rank) {
   if (closed()) return;
   if (!is_root()) {
-    send_to_parent(encode_leave(set_, rank));
+    node_.send_to_parent(encode_leave(set_, rank));
     return;
   }
-  queue_.add_end(rank);
-  break_plan();
+  coordinator_.add_end(rank);
+  plans_.break_plan();
 }
 
 void Negotiator::fail_all(const Status& status) {
-  if (!plan_) flush();  // earlier errors and closings are published first, and so may be a plan
-  if (plan_) {
+  // Earlier errors and closings are published first, and so may be a plan.
+  if (!plans_.installed()) flush();
+  if (plans_.installed()) {
     failure_later_ = status;
-    break_plan();
+    plans_.break_plan();
     return;
   }
   DecisionItem item;
@@ -68,32 +64,13 @@ void Negotiator::fail_all(const Status& status) {
 
 void Negotiator::batch_done(std::uint32_t plan, double now) {
   if (plan == 0) {
-    if (is_root()) queue_.batch_done();
-  } else if (plan_ && plan_->running() && plan_->running_epoch() == plan) {
-    for (const std::string& name : plan_->last()) pending_.erase(name);
-    plan_->batch_done();
-    if (is_root() && plan_->at_step_end()) {
-      tuner_.step_done(plan_->last_choice(), now);
-      if (tuner_.trial_over()) break_plan();
-    }
+    if (is_root()) coordinator_.batch_done();
+  } else if (plans_.batch_done(plan) && is_root() && coordinator_.plan_step_done(now)) {
+    plans_.break_plan();
   }
 }
 
 // ---- messages ----
-
-std::size_t Negotiator::child_index(int from) const {
-  const auto found = std::find(position_.children.begin(), position_.children.end(), from);
-  if (found == position_.children.end()) throw WireError("the sender is not a child of this rank");
-  return static_cast<std::size_t>(found - position_.children.begin());
-}
-
-void Negotiator::send_to_parent(Bytes message) {
-  outgoing_.push_back({position_.parent, std::move(message)});
-}
-
-void Negotiator::send_to_children(const Bytes& message) {
-  for (const int child : position_.children) outgoing_.push_back({child, message});
-}
 
 bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
   switch (kind) {
@@ -123,269 +100,234 @@ bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
 }
 
 void Negotiator::receive(int from, const Ready& ready) {
-  const std::size_t child = child_index(from);
+  const std::size_t child = node_.child_index(from);
   if (ready.epoch > epoch_) throw WireError("message of a future epoch");
   // It refers to operations that have failed meanwhile.
   if (ready.epoch < epoch_ || closed()) return;
   for (const std::uint32_t id : ready.ids) {
-    const NameTable::Entry* known = table_.at(id);
+    const NameTable::Entry* known = state_.names.at(id);
     if (known == nullptr) throw WireError("unknown name id");
-    pass_on(readiness_.add_child(child, known->name, known->signature));
+    pass_on(state_.readiness.add_child(child, known->name, known->signature));
   }
   for (const Request& request : ready.requests) {
     const bool is_whole = request.variants.size() == 1 && request.variants.front().ranks.empty();
-    pass_on(is_whole ? readiness_.add_child(child, request.name, request.variants.front().signature)
-                     : readiness_.add_child(child, request.name, request.variants));
+    pass_on(is_whole ? state_.readiness.add_child(child, request.name,
+                                                  request.variants.front().signature)
+                     : state_.readiness.add_child(child, request.name, request.variants));
   }
 }
 
 void Negotiator::receive(int from, const Decisions& decisions) {
-  if (from != position_.parent) throw WireError("the sender is not the parent of this rank");
+  node_.require_parent(from);
   if (decisions.epoch != epoch_) throw WireError("decisions of a different epoch");
-  send_to_children(encode(set_, decisions));
+  node_.send_to_children(encode(set_, decisions));
   for (const DecisionItem& item : decisions.items) apply(item);
 }
 
 void Negotiator::receive_leave(int from, int rank) {
-  child_index(from);
+  node_.child_index(from);
   request_end(rank);
 }
 
 void Negotiator::receive_join(int from, const Joined& joined) {
-  const auto& below = position_.subtrees[child_index(from)];
+  const auto& below = position().subtrees[node_.child_index(from)];
   if (joined.epoch > epoch_) throw WireError("message of a future epoch");
   if (joined.epoch < epoch_ || closed()) return;
   if (std::find(below.begin(), below.end(), joined.rank) == below.end()) {
     throw WireError("join of a rank outside the sender's subtree");
   }
-  if (readiness_.has_joined(joined.rank)) throw WireError("second join of the same rank");
+  if (state_.readiness.has_joined(joined.rank)) throw WireError("second join of the same rank");
   note_join(joined.rank);
 }
 
-// ---- readiness ----
+void Negotiator::receive(int from, const DependencyLabels& labels) {
+  node_.child_index(from);
+  if (!closed() && learner_.add_answer(labels.query, labels.labels)) answer_dependency_query();
+}
 
+void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
+  if (!closed() && plans_.receive(from, kind, notice)) decide_after_halt();
+}
+
+// ---- what this rank and its children announce ----
+
+// An operation is ready on this rank.
 void Negotiator::enter(const std::string& name, const Signature& signature) {
-  pass_on(readiness_.add_self(name, signature));
+  if (plans_.installed() && plans_.submit(name, signature)) return;
+  pass_on(state_.readiness.add_self(name, signature));
+}
+
+// An operation is complete in the subtree.
+void Negotiator::pass_on(std::optional<ReadinessTable::Complete> complete) {
+  if (!complete) return;
+  if (is_root()) {
+    coordinator_.add(std::move(*complete));
+  } else {
+    ready_.add(std::move(*complete));
+  }
 }
 
 void Negotiator::note_join(int rank) {
   if (closed()) return;
-  for (auto& complete : readiness_.join(rank)) pass_on(std::move(complete));
+  for (auto& complete : state_.readiness.join(rank)) pass_on(std::move(complete));
   if (is_root()) return;
   // Report readiness before the join: after the join the parent expects nothing more from this
   // rank.
   flush();
-  send_to_parent(encode_join(set_, epoch_, rank));
+  node_.send_to_parent(encode_join(set_, epoch_, rank));
 }
 
-void Negotiator::pass_on(std::optional<ReadinessTable::Complete> complete) {
-  if (!complete) return;
-  if (is_root()) {
-    decide(std::move(*complete));
-  } else {
-    pass_up(std::move(*complete));
-  }
+void Negotiator::answer_dependency_query() {
+  const DependencyQuery& query = learner_.query();
+  if (!query.complete() || is_root()) return;
+  node_.send_to_parent(encode(set_, DependencyLabels{query.number(), query.labels()}));
 }
 
-void Negotiator::pass_up(ReadinessTable::Complete complete) {
-  if (!complete.variants.empty()) {
-    up_.requests.push_back({std::move(complete.name), std::move(complete.variants)});
-    return;
-  }
-  const auto id = table_.find(complete.name);
-  if (id && compatible(table_.at(*id)->signature, complete.signature)) {
-    up_.ids.push_back(*id);
-  } else {
-    up_.requests.push_back({std::move(complete.name), {{std::move(complete.signature), {}}}});
-  }
-}
-
-void Negotiator::decide(ReadinessTable::Complete complete) {
-  RankRanges absent;
-  if (complete.variants.size() == 1) {
-    absent = readiness_.absent_from(complete.variants.front().ranks);
-  }
-  const std::string text = refusal(complete.name, complete.signature, complete.variants, absent);
-  if (text.empty()) {
-    queue_.add({std::move(complete.name), std::move(complete.signature), std::move(absent)});
-  } else {
-    queue_.add_error(complete.name, text);
-  }
-}
-
-// ---- decisions ----
+// ---- messages and decisions that are due ----
 
 void Negotiator::flush() {
-  if (plan_) join_plan();
-  if (!is_root()) {
-    flush_up();
-  } else if (plan_) {
-    flush_beside_plan();
-  } else {
-    flush_decisions();
+  if (plans_.join_next()) decisions_.add_plan_batch(plans_.plan());
+  if (is_root()) {
+    decide();
+  } else if (!ready_.empty()) {
+    node_.send_to_parent(ready_.take_message(set_, epoch_));
   }
 }
 
-void Negotiator::flush_up() {
-  if (up_.ids.empty() && up_.requests.empty()) return;
-  std::sort(up_.ids.begin(), up_.ids.end());
-  up_.epoch = epoch_;
-  send_to_parent(encode(set_, up_));
-  up_.ids.clear();
-  up_.requests.clear();
-}
-
-void Negotiator::flush_decisions() {
-  std::vector<DecisionItem> items = queue_.take_errors();
-  // Operations that are ready when the set closes still run, so the end comes last. The same holds
-  // for the end of a join: every rank waits for it, so nothing follows.
-  const std::vector<DecisionItem> ends = queue_.take_ends();
-  const bool all_joined = readiness_.all_joined();
-  const bool run_all = all_joined || !ends.empty();
-  while (queue_.has_batch(run_all)) {
-    DecisionQueue::Batch batch = queue_.take_batch(table_);
-    learner_.note_batch(batch.operations);
-    items.push_back(std::move(batch.item));
-    if (run_all) continue;
-    if (consider_plan(items)) break;
-  }
-  if (all_joined) items.push_back(queue_.take_join(readiness_.last_joined()));
-  items.insert(items.end(), ends.begin(), ends.end());
+void Negotiator::decide() {
+  const bool beside_plan = plans_.installed();
+  const auto items = beside_plan ? coordinator_.take_errors() : coordinator_.decide();
   if (!items.empty()) publish(items);
+  if (!beside_plan || plans_.halt_state().asked() || !coordinator_.has_batch_beside_plan()) return;
+  if (coordinator_.plan_is_abandoned()) {
+    plans_.break_plan();
+  } else {
+    plans_.halt();
+  }
+}
+
+// The plan is halted on all ranks.
+void Negotiator::decide_after_halt() {
+  if (!plans_.halt_state().end_wanted()) {
+    publish(coordinator_.pause_plan());
+    return;
+  }
+  publish(coordinator_.end_plan());
+  if (failure_later_) fail_all(*std::exchange(failure_later_, std::nullopt));
 }
 
 void Negotiator::publish(const std::vector<DecisionItem>& items) {
-  send_to_children(encode(set_, Decisions{epoch_, items}));
+  node_.send_to_children(encode(set_, Decisions{epoch_, items}));
   for (const DecisionItem& item : items) apply(item);
 }
 
+// ---- applying decisions ----
+
 // What ranks have announced to each other in this epoch counts no more.
 void Negotiator::forget_negotiation() {
-  readiness_.clear();
-  queue_.clear();
-  up_ = {};
+  state_.readiness.clear();
+  coordinator_.clear();
+  ready_.clear();
 }
 
 void Negotiator::forget_everything() {
-  pending_.clear();
+  state_.pending.clear();
   forget_negotiation();
-  readiness_.end_join();
+  state_.readiness.end_join();
   learner_.reset();
-}
-
-void Negotiator::advance_batch(std::uint64_t number) {
-  if (number != last_batch_ + 1) throw WireError("batch number out of order");
-  last_batch_ = number;
-}
-
-void Negotiator::apply_batch(const DecisionItem& item, Decision& decision) {
-  advance_batch(item.batch);
-  decision.batch = item.batch;
-  decision.tuning = options_.tuning;
-  for (const auto& member : item.members) {
-    const NameTable::Entry* known = member.id ? table_.at(*member.id) : nullptr;
-    const std::string name = member.name.empty() && known ? known->name : member.name;
-    const PendingOperations::Pending* pending = pending_.find(name);
-    const bool is_absent = member.absent.contains(position_.rank);
-    if (is_absent != (pending == nullptr) || name.empty()) {
-      throw WireError("batch with an operation that is not ready on this rank");
-    }
-    const Signature signature = is_absent ? member.signature : pending->signature;
-    if (member.id && !member.name.empty() && !table_.set(*member.id, name, signature)) {
-      throw WireError("name id out of order");
-    }
-    learner_.note(name, signature,
-                  pending != nullptr && member.absent.empty() ? pending->dependency_epoch
-                                                              : PlanLearner::kNoDependencyEpoch);
-    if (is_absent) {
-      decision.unknown.emplace(name, signature);
-    } else {
-      pending_.erase(name);
-    }
-    decision.names.push_back(name);
-    decision.absent.push_back(member.absent);
-  }
-}
-
-bool Negotiator::fits_plan_state(DecisionItem::Kind kind) const {
-  switch (kind) {
-    case DecisionItem::Kind::kError:
-      return true;
-    case DecisionItem::Kind::kBatch:
-    case DecisionItem::Kind::kDependencyQuery:
-    case DecisionItem::Kind::kInstallPlan:
-    case DecisionItem::Kind::kRememberPlan:
-      return !plan_ || paused_;
-    case DecisionItem::Kind::kUninstallPlan:
-    case DecisionItem::Kind::kPausePlan:
-    case DecisionItem::Kind::kResumePlan:
-      return plan_ != nullptr;
-    default:
-      return !plan_;
-  }
 }
 
 void Negotiator::apply(const DecisionItem& item) {
   if (closed()) return;
-  if (!fits_plan_state(item.kind)) throw WireError("decision that does not match the plan state");
-  Decision decision;
-  decision.kind = item.kind;
+  if (!plans_.allows(item.kind)) throw WireError("decision that does not match the plan state");
   switch (item.kind) {
+    case DecisionItem::Kind::kBatch:
+      decisions_.apply_batch(item);
+      break;
     case DecisionItem::Kind::kDependencyQuery:
       learner_.begin_query(item.batch, item.operations);
       answer_dependency_query();
-      return;
+      break;
     case DecisionItem::Kind::kRememberPlan:
-      remember_plan(item);
-      return;
+      plans_.remember(item.place, learner_.query(), item.batch);
+      break;
     case DecisionItem::Kind::kInstallPlan:
       install_plan(item);
-      return;
+      break;
     case DecisionItem::Kind::kUninstallPlan:
-      uninstall_plan(item);
-      return;
     case DecisionItem::Kind::kPausePlan:
-      pause_plan(item);
-      return;
+      stop_plan(item);
+      break;
     case DecisionItem::Kind::kResumePlan:
-      resume_plan();
-      return;
-    case DecisionItem::Kind::kBatch:
-      apply_batch(item, decision);
+      plans_.resume(decisions_.last_batch());
+      coordinator_.plan_resumed(decisions_.last_batch());
       break;
     case DecisionItem::Kind::kJoined:
-      if (!readiness_.has_joined(position_.rank))
-        throw WireError("end of a join that this rank has not entered");
-      advance_batch(item.batch);
-      decision.batch = item.batch;
-      decision.rank = item.rank;
-      readiness_.end_join();
+      decisions_.apply_join(item);
       break;
     case DecisionItem::Kind::kError:
-      if (pending_.erase(item.name)) {
-        decision.names.push_back(item.name);
-      } else if (!readiness_.has_joined(position_.rank)) {
-        throw WireError("error for an operation that is not ready on this rank");
-      }
-      decision.status = {item.code, item.text};
+      decisions_.apply_error(item);
       break;
     case DecisionItem::Kind::kFailAll:
       ++epoch_;
       forget_everything();
-      decision.status = {item.code, item.text};
+      decisions_.add_end(item.kind, {item.code, item.text});
       break;
     case DecisionItem::Kind::kClose:
-      forget_everything();
-      end_ = decision.status = {
-          HP_SHUT_DOWN,
-          item.rank == kSetRemoved
-              ? "process set " + std::to_string(set_) + " was removed"
-              : "rank " + std::to_string(item.rank) +
-                    " has shut down or its program has ended; no operation can run any more until "
-                    "every rank calls init() again"};
+      close_set(item.rank);
       break;
   }
-  decisions_.push_back(std::move(decision));
+}
+
+void Negotiator::install_plan(const DecisionItem& item) {
+  plans_.install(item, decisions_.last_batch());
+  coordinator_.plan_installed(decisions_.last_batch());
+  ++epoch_;
+  // From here on readiness counts for the plan.
+  forget_negotiation();
+  learner_.reset();
+  // This rank may have asked to end the previous plan, in order to join, after the root had decided
+  // to install this one.
+  join_later_ |= state_.readiness.has_joined(position().rank);
+  if (join_later_) plans_.break_plan();
+  state_.readiness.end_join();
+  for (const auto* entry : state_.pending.in_order()) enter(entry->first, entry->second.signature);
+}
+
+// The plan ends or is paused.
+void Negotiator::stop_plan(const DecisionItem& item) {
+  const std::uint32_t plan = plans_.plan().epoch();
+  if (item.kind == DecisionItem::Kind::kPausePlan) {
+    plans_.pause(item.batch);
+  } else {
+    plans_.uninstall(item.batch);
+  }
+  decisions_.add_plan_stop(item.kind, plan, item.batch);
+  if (!plans_.installed()) return_to_negotiation();
+}
+
+// The plan has ended after the last batch.
+void Negotiator::return_to_negotiation() {
+  coordinator_.plan_uninstalled(decisions_.last_batch());
+  ++epoch_;
+  // What was announced beside the plan is announced anew, in the new epoch.
+  forget_negotiation();
+  // All other ready operations return to negotiation.
+  for (const auto* entry : state_.pending.in_order()) enter(entry->first, entry->second.signature);
+  if (std::exchange(join_later_, false)) note_join(position().rank);
+}
+
+// `rank`: the rank that has left, or kSetRemoved.
+void Negotiator::close_set(int rank) {
+  forget_everything();
+  const std::string reason =
+      rank == kSetRemoved
+          ? "process set " + std::to_string(set_) + " was removed"
+          : "rank " + std::to_string(rank) +
+                " has shut down or its program has ended; no operation can run any more until "
+                "every rank calls init() again";
+  end_ = {HP_SHUT_DOWN, reason};
+  decisions_.add_end(DecisionItem::Kind::kClose, end_);
 }
 
 }  // namespace horoplug

@@ -3,7 +3,7 @@
 // A rank joins a batch when all of its operations are ready on this rank and the batch before it is
 // done. A batch commits when every rank has joined it, which its collective detects when the ranks
 // synchronise. Until then no user memory is overwritten, so that a batch that only some ranks have
-// joined can be withdrawn (see Negotiator).
+// joined can be withdrawn (see PlanFollower).
 //
 // A plan can have several choices of batches, which its steps use in turn for a while, so that the
 // tuner can compare them (see Tuner). After that the first choice stays.

@@ -3,7 +3,7 @@
 // Any rank may ask for the end, and asks once. The root halts all ranks, for that or for a pause. A
 // halted rank joins no further batch and reports, along the tree, the last one that it has joined.
 // The minimum over all ranks is the last batch that all of them have joined. This class is the
-// state of one rank; the Negotiator sends the messages.
+// state of one rank; the PlanFollower sends the messages.
 #pragma once
 
 #include <algorithm>

@@ -9,12 +9,15 @@
 #include <vector>
 
 #include "base/wire.h"
+#include "controller/applied_decisions.h"
 #include "controller/decision_queue.h"
 #include "controller/pending_operations.h"
 #include "controller/plan_halt.h"
 #include "controller/plan_learner.h"
 #include "controller/readiness.h"
+#include "controller/ready_collector.h"
 #include "controller/refusal.h"
+#include "controller/tree_node.h"
 #include "harness/cluster.h"
 
 using namespace horoplug;
@@ -302,4 +305,87 @@ TEST_CASE("pending operations are listed in the order of their submission") {
   for (const auto* entry : pending.in_order()) order += entry->first;
   CHECK(order == "cba");
   CHECK(pending.find("a")->dependency_epoch == 6);
+}
+
+TEST_CASE("a node of the tree knows its neighbours and keeps messages in order") {
+  TreeNode node({1, 0, {2, 5}, {{2}, {5}}});
+  CHECK(node.child_index(5) == 1);
+  CHECK_THROWS_AS(node.child_index(0), WireError);
+  CHECK_THROWS_AS(node.require_parent(2), WireError);
+  node.require_parent(0);
+  node.send_to_parent({std::byte{1}});
+  node.send_to_children({std::byte{2}});
+  std::vector<int> receivers;
+  for (const auto& outgoing : node.take_outgoing()) receivers.push_back(outgoing.to);
+  CHECK(receivers == std::vector{0, 2, 5});
+  CHECK(node.take_outgoing().empty());
+}
+
+TEST_CASE("a known name travels to the parent as its id, unless its signature has changed") {
+  NameTable names;
+  REQUIRE(names.set(0, "a", signature_of()));
+  REQUIRE(names.set(1, "b", signature_of()));
+  ReadyCollector ready(names);
+  ready.add({"b", signature_of(), {}});
+  ready.add({"a", signature_of(), {}});
+  ready.add({"a", signature_of(OpKind::kAllreduce, 9), {}});
+  ready.add({"new", signature_of(), {}});
+  ready.add(
+      {"b", signature_of(), {{signature_of(), {1}}, {signature_of(OpKind::kBroadcast), {2}}}});
+  const Bytes message = ready.take_message(3, 7);
+  Reader reader(message);
+  CHECK(read_head(reader).set == 3);
+  const Ready decoded = decode_ready(reader);
+  CHECK(decoded.epoch == 7);
+  CHECK(decoded.ids == std::vector<std::uint32_t>{0, 1});
+  REQUIRE(decoded.requests.size() == 3);
+  CHECK(decoded.requests[0].name == "a");
+  CHECK(decoded.requests[1].name == "new");
+  CHECK(decoded.requests[2].variants.size() == 2);
+  CHECK(ready.empty());
+  ready.add({"new", signature_of(), {}});
+  CHECK(!ready.empty());
+  ready.clear();
+  CHECK(ready.empty());
+}
+
+TEST_CASE("applied batches are numbered without gaps and take operations that are pending") {
+  const TreePosition position{0, -1, {1}, {{1}}};
+  RankState state(position);
+  PlanLearner learner(0, 1);
+  AppliedDecisions applied(0, {}, state, learner);
+  DecisionItem batch;
+  batch.batch = 1;
+  batch.members = {{.id = 0, .name = "a", .absent = {}, .signature = {}}};
+  CHECK_THROWS_AS(applied.apply_batch(batch), WireError);  // not pending
+  applied.add_plan_stop(DecisionItem::Kind::kUninstallPlan, 1, 6);
+  CHECK(applied.last_batch() == 6);
+  state.pending.add("a", signature_of(), 1);
+  CHECK_THROWS_AS(applied.apply_batch(batch), WireError);  // not the next number
+  batch.batch = 7;
+  applied.apply_batch(batch);
+  CHECK(state.pending.find("a") == nullptr);
+  CHECK(state.names.find("a") == 0U);
+  DecisionItem error;
+  error.name = "a";
+  CHECK_THROWS_AS(applied.apply_error(error), WireError);
+  DecisionItem join;
+  join.batch = 9;
+  join.rank = 1;
+  CHECK_THROWS_AS(applied.apply_join(join), WireError);  // this rank has not joined
+
+  // A joined rank needs the signature of an operation that it has not submitted.
+  state.readiness.join(0);
+  batch.batch = 8;
+  batch.members = {{.id = {}, .name = "b", .absent = {0}, .signature = signature_of()}};
+  applied.apply_batch(batch);
+  applied.apply_join(join);
+  CHECK(!state.readiness.any_joined());
+  const auto decisions = applied.take();
+  REQUIRE(decisions.size() == 4);
+  CHECK(decisions[0].plan == 1);
+  CHECK(decisions[1].names == std::vector<std::string>{"a"});
+  CHECK(decisions[2].unknown.contains("b"));
+  CHECK(decisions[3].rank == 1);
+  CHECK(applied.take().empty());
 }

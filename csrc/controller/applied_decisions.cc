@@ -1,0 +1,94 @@
+#include "controller/applied_decisions.h"
+
+#include <algorithm>
+
+namespace horoplug {
+
+void AppliedDecisions::advance(std::uint64_t number) {
+  if (number != last_batch_ + 1) throw WireError("batch number out of order");
+  last_batch_ = number;
+}
+
+void AppliedDecisions::apply_batch(const DecisionItem& item) {
+  advance(item.batch);
+  Decision decision;
+  decision.kind = item.kind;
+  decision.batch = item.batch;
+  decision.tuning = tuning_;
+  for (const auto& member : item.members) apply_member(member, decision);
+  decisions_.push_back(std::move(decision));
+}
+
+void AppliedDecisions::apply_member(const DecisionItem::Member& member, Decision& decision) {
+  const NameTable::Entry* known = member.id ? state_.names.at(*member.id) : nullptr;
+  const std::string name = member.name.empty() && known ? known->name : member.name;
+  const PendingOperations::Pending* pending = state_.pending.find(name);
+  const bool is_absent = member.absent.contains(rank_);
+  if (is_absent != (pending == nullptr) || name.empty()) {
+    throw WireError("batch with an operation that is not ready on this rank");
+  }
+  const Signature signature = is_absent ? member.signature : pending->signature;
+  if (member.id && !member.name.empty() && !state_.names.set(*member.id, name, signature)) {
+    throw WireError("name id out of order");
+  }
+  learner_.note(name, signature,
+                pending != nullptr && member.absent.empty() ? pending->dependency_epoch
+                                                            : PlanLearner::kNoDependencyEpoch);
+  if (is_absent) {
+    decision.unknown.emplace(name, signature);
+  } else {
+    state_.pending.erase(name);
+  }
+  decision.names.push_back(name);
+  decision.absent.push_back(member.absent);
+}
+
+void AppliedDecisions::apply_join(const DecisionItem& item) {
+  if (!state_.readiness.has_joined(rank_)) {
+    throw WireError("end of a join that this rank has not entered");
+  }
+  advance(item.batch);
+  state_.readiness.end_join();
+  Decision& decision = decisions_.emplace_back();
+  decision.kind = item.kind;
+  decision.batch = item.batch;
+  decision.rank = item.rank;
+}
+
+void AppliedDecisions::apply_error(const DecisionItem& item) {
+  Decision decision;
+  decision.kind = item.kind;
+  if (state_.pending.erase(item.name)) {
+    decision.names.push_back(item.name);
+  } else if (!state_.readiness.has_joined(rank_)) {
+    throw WireError("error for an operation that is not ready on this rank");
+  }
+  decision.status = {item.code, item.text};
+  decisions_.push_back(std::move(decision));
+}
+
+void AppliedDecisions::add_end(DecisionItem::Kind kind, const Status& status) {
+  Decision& decision = decisions_.emplace_back();
+  decision.kind = kind;
+  decision.status = status;
+}
+
+void AppliedDecisions::add_plan_batch(const Plan& plan) {
+  Decision& decision = decisions_.emplace_back();
+  decision.kind = DecisionItem::Kind::kBatch;
+  decision.batch = plan.joined();
+  decision.plan = plan.epoch();
+  decision.names = plan.last();
+  decision.tuning = plan.last_tuning();
+}
+
+void AppliedDecisions::add_plan_stop(DecisionItem::Kind kind, std::uint32_t epoch,
+                                     std::uint64_t last) {
+  Decision& decision = decisions_.emplace_back();
+  decision.kind = kind;
+  decision.batch = last;
+  decision.plan = epoch;
+  last_batch_ = last;
+}
+
+}  // namespace horoplug
