@@ -12,61 +12,31 @@
 // receive finds no frame. It applies to each set separately, and other frames pass those that are
 // held. docs/design/transports.md shows why this cannot cause a deadlock.
 //
+// FrameQueue has what is to be sent, ReceiveMatcher what has arrived and the receives that wait for
+// it. The link moves bytes between them and its stream, and ends when one of the three fails.
+//
 // One thread at a time uses a link. Its functions never block.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
 #include "base/task.h"
 #include "base/wire.h"
+#include "transport/frame.h"
+#include "transport/frame_queue.h"
+#include "transport/receive_matcher.h"
 #include "transport/stream.h"
 
 namespace horoplug {
-
-// Identifies one collective on one process set. `check` is a hash of the batch's contents: ranks
-// whose batches have the same number but different contents find out at the first frame.
-struct Channel {
-  // Epochs of sends and recvs, which no plan has. `batch` numbers the transfer then.
-  static constexpr std::uint32_t kDownwards = 0xFFFFFFFE;  // to a lower rank
-  static constexpr std::uint32_t kUpwards = 0xFFFFFFFF;
-
-  std::uint32_t set = 0;
-  std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0 if the batch was negotiated
-  std::uint64_t batch = 0;
-  std::uint64_t check = 0;
-
-  auto key() const { return std::tuple(set, epoch, batch); }
-};
-
-// The fixed header of every frame, in wire format.
-struct FrameHeader {
-  static constexpr std::uint32_t kMagic = 0x31504F48;  // "HOP1"
-  // kHold asks the peer to queue its data frames of a process set instead of sending them; kResume
-  // asks it to send them again. Both have no payload.
-  enum Kind : std::uint32_t { kControl = 1, kData = 2, kHold = 3, kResume = 4 };
-
-  std::uint32_t magic = kMagic;
-  std::uint32_t kind = kControl;
-  std::uint32_t set = 0;
-  std::uint32_t epoch = 0;
-  std::uint64_t batch = 0;
-  std::uint64_t check = 0;
-  std::uint64_t bytes = 0;
-};
-static_assert(sizeof(FrameHeader) == 40);
 
 // What the links of a mesh tell it, so that it need not look at idle links.
 struct LinkActivity {
@@ -84,7 +54,7 @@ class Link {
   static constexpr std::uint64_t kMaxDataBytes = 64 << 20;
 
   // The largest limit for the backlog of a process set, in bytes: see set_backlog_limit().
-  static constexpr std::uint64_t kMostBacklog = 16 << 20;
+  static constexpr std::uint64_t kMostBacklog = ReceiveMatcher::kMostBacklog;
 
   using ControlHandler = std::function<void(int peer, Bytes message)>;
 
@@ -105,9 +75,9 @@ class Link {
   // The mesh has removed this link from the writers.
   void unlist() { listed_ = false; }
   // The peer is asked to hold a process set whose backlog exceeds this.
-  void set_backlog_limit(std::uint64_t bytes) { backlog_limit_ = bytes; }
+  void set_backlog_limit(std::uint64_t bytes) { matcher_.set_backlog_limit(bytes); }
   // The bytes of collectives of all sets that have arrived and wait for their receives.
-  std::uint64_t backlog() const;
+  std::uint64_t backlog() const { return matcher_.backlog(); }
   int fd() const { return stream_->fd(); }
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
   bool busy() const;
@@ -119,23 +89,22 @@ class Link {
   // Queues a data frame and returns its ticket. `data` must stay valid and unchanged until
   // sent(channel, ticket).
   std::uint64_t send(const Channel& channel, const void* data, std::size_t bytes);
-  bool sent(const Channel& channel, std::uint64_t ticket) const;
+  bool sent(const Channel& channel, std::uint64_t ticket) const {
+    return failure_ || queue_.sent(channel, ticket);
+  }
 
   // Transfer what can be transferred without blocking, and return whether anything was. They never
   // throw: a broken link stores the reason.
   bool pump_write();
   bool pump_read();
-  bool control_has_left() const {
-    const bool leaving = current_ && current_->header.kind == FrameHeader::kControl;
-    return (control_queue_.empty() && !leaving) || failure_;
-  }
-  bool wants_write() const { return !queue_empty() && !failure_; }
+  bool control_has_left() const { return failure_ || queue_.control_has_left(); }
+  bool wants_write() const { return !queue_.empty() && !failure_; }
 
   // Drops frames that were kept for a channel without further receives.
   void forget(const Channel& channel);
   // Withdraws the queued frames of a channel. Their memory, which must still be there, is not read
   // afterwards: a frame that is partly sent is completed from a copy.
-  void take_back(const Channel& channel);
+  void take_back(const Channel& channel) { queue_.take_back(channel); }
   // Ends the plan of an epoch: drops the frames of its batches from this one on, both those that
   // have arrived and those that the peer sent before it learned of the end.
   void end_epoch(std::uint32_t set, std::uint32_t epoch, std::uint64_t first_dropped);
@@ -158,71 +127,15 @@ class Link {
   bool take_flows(std::set<Flow>& flows);
 
  private:
-  struct Outgoing {
-    FrameHeader header;
-    Bytes owned;                      // payload of a control message
-    const std::byte* data = nullptr;  // payload of a data frame
-    std::uint64_t ticket = 0;         // of a data frame
-  };
-  // The data frames of a process set that are sent in the order in which they were queued: either
-  // those of its batches, or those of its sends and recvs (`transfers`), which are never held.
-  struct Sequence {
-    std::uint32_t set = 0;
-    bool transfers = false;
-    bool operator==(const Sequence&) const = default;
-  };
-  template <typename FrameOrChannel>
-  static Sequence sequence_of(const FrameOrChannel& of) {
-    return {of.set, of.epoch >= Channel::kDownwards};
-  }
-  // A sequence with frames that are neither sent nor withdrawn.
-  struct Unsent {
-    Sequence sequence;
-    std::uint64_t frames = 0;
-    std::uint64_t last_sent = 0;  // a ticket
-  };
-  // The data of a process set that has arrived and waits for its receives.
-  struct Backlog {
-    std::uint32_t set = 0;
-    bool held = false;  // the peer was asked to hold
-    std::uint64_t bytes = 0;
-  };
-  // A frame that arrived before its receive was posted.
-  struct Early {
-    std::unique_ptr<std::byte[]> data;
-    std::uint64_t bytes = 0;
-    bool complete = false;
-    Receive* wanted_by = nullptr;  // a receive that was posted while the frame was still arriving
-  };
-  struct Inbox {
-    std::deque<Receive*> posted;
-    std::deque<Early> early;
-    std::uint64_t check = 0;
-  };
-  using InboxKey = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>;
-
   void list_as_writer();
-  bool queue_empty() const { return !current_ && control_queue_.empty() && data_queue_.empty(); }
-  bool take_next_frame();
-  void left(const Outgoing& frame, bool was_sent);
-  void send_notice(FrameHeader::Kind kind, std::uint32_t set);
-  void hold(std::uint32_t set);
-  void resume(std::uint32_t set);
-  void add_to_backlog(const FrameHeader& header);
-  void remove_from_backlog(const Sequence& sequence, std::uint64_t bytes);
-  void let_peer_resume(Backlog& backlog);
-  bool has_posted_receives(std::uint32_t set) const;
-  bool holds_frames() const;
-  void abandon_sending();
-  void post(Receive* receive);
-  void withdraw(Receive* receive);
+  void send_notices();
+  void post(PostedReceive& receive);
+  void withdraw(PostedReceive& receive);
   void consume(const std::byte* data, std::size_t bytes);
   void begin_frame();
   void end_frame();
-  void check_header(const FrameHeader& header) const;
-  bool is_dropped(const FrameHeader& header) const;
+  void drop_target();
   void note_data(const FrameHeader& header);
-  void forget(std::map<InboxKey, Inbox>::iterator inbox);
 
   const int peer_;
   std::unique_ptr<Stream> stream_;
@@ -230,35 +143,18 @@ class Link {
   std::optional<std::string> failure_;
   bool ended_ = false;
 
-  // Outgoing: the current frame, and the queues behind it.
-  std::optional<Outgoing> current_;
-  std::size_t current_done_ = 0;  // bytes of its header and payload that are sent
-  std::deque<Outgoing> control_queue_;
-  std::deque<Outgoing> data_queue_;
-  std::map<std::uint32_t, std::deque<Outgoing>> held_;  // by set: the frames that are held
-  std::vector<Unsent> unsent_;
-  std::uint64_t tickets_ = 0;
+  FrameQueue queue_;
   bool close_when_empty_ = false;
   bool write_closed_ = false;
 
   // Incoming: the header, then the payload into target_.
-  std::map<InboxKey, Inbox> inboxes_;
-  std::vector<Backlog> backlogs_;  // those that are not empty, or held
-  std::uint64_t backlog_limit_ = kMostBacklog;
+  ReceiveMatcher matcher_;
   FrameHeader header_;
   std::size_t header_have_ = 0;
   bool in_payload_ = false;
-  std::byte* target_ = nullptr;
+  std::byte* target_ = nullptr;  // nullptr: the payload is dropped
   std::uint64_t payload_left_ = 0;
-  Receive* receiving_ = nullptr;  // the posted receive that the frame belongs to
-  Inbox* early_inbox_ = nullptr;  // or the inbox whose last early frame it is
-  bool discard_ = false;          // or none: the receive was withdrawn
   Bytes control_in_;
-  // By process set: the plans that ended last, by epoch, with the first batch that did not run.
-  // Frames of earlier plans are all dropped: so many plans end only while their last batches are
-  // done.
-  static constexpr std::size_t kMostEndedPlans = 16;
-  std::map<std::uint32_t, std::map<std::uint32_t, std::uint64_t>> ended_plans_;
 
   LinkActivity own_activity_;  // of a link without a mesh
   LinkActivity* activity_ = &own_activity_;
@@ -276,17 +172,13 @@ class Link::Receive final : public Waitable {
   Receive(const Receive&) = delete;
   Receive& operator=(const Receive&) = delete;
 
-  bool ready() override { return done_ || link_.failure().has_value(); }
+  bool ready() override { return posted_.done || link_.failure().has_value(); }
   void finish() override;
   void blame(std::vector<int>& ranks) const override { ranks.push_back(link_.peer()); }
 
  private:
-  friend class Link;
   Link& link_;
-  const Channel channel_;
-  std::byte* const data_;
-  const std::size_t bytes_;
-  bool done_ = false;
+  PostedReceive posted_;
 };
 
 }  // namespace horoplug
