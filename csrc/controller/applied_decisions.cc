@@ -1,7 +1,5 @@
 #include "controller/applied_decisions.h"
 
-#include <algorithm>
-
 namespace horoplug {
 
 void AppliedDecisions::advance(std::uint64_t number) {
