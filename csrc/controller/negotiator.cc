@@ -5,7 +5,7 @@
 
 namespace horoplug {
 
-Negotiator::Negotiator(std::uint32_t set, TreePosition position, Options options)
+Negotiator::Negotiator(std::uint32_t set, TreePosition position, const Options& options)
     : set_(set),
       node_(std::move(position)),
       state_(node_.position()),

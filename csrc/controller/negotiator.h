@@ -58,7 +58,7 @@ class Negotiator {
 
   using Decision = AppliedDecisions::Decision;
 
-  Negotiator(std::uint32_t set, TreePosition position, Options options);
+  Negotiator(std::uint32_t set, TreePosition position, const Options& options);
   Negotiator(const Negotiator&) = delete;
   Negotiator& operator=(const Negotiator&) = delete;
 

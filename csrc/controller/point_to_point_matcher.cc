@@ -155,7 +155,10 @@ PointToPointMatcher::Sends::iterator PointToPointMatcher::find_offered(int peer,
 PointToPointMatcher::Sends::iterator PointToPointMatcher::erase(Sends::iterator sending) {
   const auto& [posting, in_offer, bytes] = sending->second;
   const auto found = in_offers_.find(posting.peer);
-  if (found != in_offers_.end() && (found->second -= bytes) == 0) in_offers_.erase(found);
+  if (found != in_offers_.end()) {
+    found->second -= bytes;
+    if (found->second == 0) in_offers_.erase(found);
+  }
   return sends_.erase(sending);
 }
 

@@ -78,7 +78,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
   for (const int rank : members->ranks) {
     if (!shares_memory) break;
     const auto [offset, used_before] = segments_.reserve(rank, Arena::kSegmentBytes);
-    reserved_[number].push_back({rank, offset});
+    reserved_[number].emplace_back(rank, offset);
     const Member& member = config_.members[static_cast<std::size_t>(rank)];
     const Fd& file = member.segment_file;
     if (rank == config_.rank) {
