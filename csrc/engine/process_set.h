@@ -16,10 +16,11 @@ namespace horoplug {
 struct ProcessSet {
   // `position`: in the set's own tree, with global ranks.
   ProcessSet(MembersPtr ranks, std::unique_ptr<HostMemory> memory, TreePosition position,
-             Negotiator::Options options, std::unique_ptr<Comm> comm, Executor::Forced forced)
+             const Negotiator::Options& options, std::unique_ptr<Comm> comm,
+             Executor::Forced forced)
       : members(std::move(ranks)),
         host_memory(std::move(memory)),
-        negotiator(members->set, std::move(position), std::move(options)),
+        negotiator(members->set, std::move(position), options),
         executor(members->set, std::move(comm), std::move(forced)) {}
 
   // Takes all operations that are pending.
