@@ -220,9 +220,10 @@ def test_mpi_collectives_match_own_algorithms(place, tmp_path):
             continue
         assert f"MPI_{kind}" in forced, (kind, forced)
         if kind in ("ALLGATHER", "ALLTOALL"):
-            # Small operations precede the large ones.
+            # Small operations precede the large ones. Horoplug's own algorithm depends on the operation and its size.
             assert max(forced[f"MPI_{kind}"]) > 10_000, (kind, forced)
-            assert max(chosen[f"MPI_{kind}"]) < max(chosen[f"STREAM_{kind}"]), (kind, chosen)
+            own = max(chosen.get(f"STREAM_{kind}", set()) | chosen.get(f"MIXED_{kind}", set()))
+            assert max(chosen[f"MPI_{kind}"]) < own, (kind, chosen)
 
 
 def spans(timeline):

@@ -72,9 +72,11 @@ struct Inspectors {
   }
   // An operation of a rank that has been pending for so long.
   OperationPtr pending(int rank, const std::string& name, double seconds) {
+    EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
     OperationPtr operation = make_test_operation(name, static_cast<int>(ranks.size()));
     operation->submitted_at = steady_now() - seconds;
-    ranks[static_cast<std::size_t>(rank)]->registry.global().pending.emplace(name, operation);
+    parts.handles.add(operation);
+    parts.registry.global().pending.emplace(name, operation);
     return operation;
   }
   const std::vector<std::unique_ptr<EngineParts>>& ranks;
@@ -232,7 +234,6 @@ TEST_CASE("ranks that are blocked on each other's operations have them called of
   for (int rank = 0; rank < 2; ++rank) {
     EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
     const OperationPtr operation = job.pending(rank, "x" + std::to_string(rank), 5);
-    parts.handles.add(operation);
     waits.push_back(std::make_unique<HandleTable::Wait>(parts.handles, operation->handle));
     parts.activity.last_event = steady_now() - 5;
   }
