@@ -22,6 +22,9 @@ std::uint64_t hash_of(const Batch& batch) {
   return hash.value();
 }
 
+// A batch without operations marks the end of a plan.
+bool is_end_of_plan(const Batch& batch) { return batch.operations.empty(); }
+
 }  // namespace
 
 std::string Batch::describe() const {
@@ -75,8 +78,7 @@ void Executor::start(Batch batch) {
 
 std::optional<Batch> Executor::poll() {
   if (!running_) {
-    // A batch without operations marks the end of a plan.
-    for (; !queue_.empty() && queue_.front().operations.empty(); queue_.pop_front()) {
+    for (; !queue_.empty() && is_end_of_plan(queue_.front()); queue_.pop_front()) {
       comm_->resume();
       progress_ = true;
     }
@@ -99,8 +101,10 @@ std::vector<int> Executor::blame() const {
 }
 
 bool Executor::next_is_on_gpu() const {
-  if (idle()) return false;
-  return (running_ ? running_->batch : queue_.front()).on_gpu();
+  if (running_) return running_->batch.on_gpu();
+  // poll() passes the ends of plans and starts the batch behind them.
+  const auto next = std::find_if_not(queue_.begin(), queue_.end(), is_end_of_plan);
+  return next != queue_.end() && next->on_gpu();
 }
 
 bool Executor::has_gpu_batches_without_turns() const {

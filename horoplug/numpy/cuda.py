@@ -26,6 +26,7 @@ _MODULES: Final = {
 }
 _USED: Final = "GPU of arrays"  # key in Context.per_job
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_NO_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT: no GPU is current in this thread
 
 
 class DeviceArray:
@@ -225,7 +226,8 @@ def _not_in_order() -> ValueError:
 
 def _device(tensor: Any, address: int | None) -> int:
     """The GPU of an array; ``__cuda_array_interface__`` does not contain it. An array without elements has no memory:
-    it is taken to be on the GPU that this rank uses, or else on the GPU that is current in this thread.
+    it is taken to be on the GPU that this rank uses, or else on the GPU that is current in this thread: GPU 0, if the
+    thread has not chosen one.
 
     Raises ValueError if the CUDA driver knows no device for the array."""
     if hasattr(tensor, "__dlpack_device__"):
@@ -239,6 +241,8 @@ def _device(tensor: Any, address: int | None) -> int:
         )
     else:
         status = driver.cuCtxGetDevice(ctypes.byref(ordinal))
+        if status == _NO_CONTEXT:
+            return 0
     if status != 0:
         raise ValueError(f"the array is not on a CUDA device (the CUDA driver returned {status}).")
     context.per_job[_USED] = ordinal.value

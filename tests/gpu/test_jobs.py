@@ -47,6 +47,19 @@ def test_operations_on_gpu_arrays_match_numpy(ranks, dtype):
     ranks.run(check_operations, dtype)
 
 
+def check_empty_array():
+    """An array without elements, before any other array is on a GPU."""
+    array = device().array(np.empty((0, 3), np.float32))
+    equal(hvd.allreduce(array, op=hvd.Sum), np.empty((0, 3), np.float32))
+    mine = values("float32", (4,))
+    equal(hvd.allgather(device().array(mine)), hvd.allgather(mine))
+
+
+def test_first_array_is_empty(job):
+    with job("aa", 1, None) as ranks:
+        ranks.run(check_empty_array)
+
+
 def check_forgotten():
     """Arrays of handles that are never waited for stay alive until the next init, when the GPU is done with them."""
     array = device().array(values("float32", (100,)))

@@ -208,6 +208,26 @@ TEST_CASE("concurrent operations are fused, run in plans, and give correct resul
   });
 }
 
+TEST_CASE("the driver is not called before the peers have the root's decision to pause a plan") {
+  // Another dtype needs another kernel. The driver loads it when rank 0's GPU has received rank 1's
+  // data, for which rank 1 has to know the decision.
+  GpuJob job({.ranks = 2, .engine = with_algorithm("ipc")});
+  for (const DType other : {DType::kInt32, DType::kFloat64, DType::kInt16, DType::kUInt8}) {
+    CAPTURE(dtype_name(other));
+    job.run([&](int rank) {
+      Engine& engine = job.engine(rank);
+      const std::uint64_t before = engine.stats().planned_batches;
+      for (int step = 0; step < 10; ++step) job.perform(rank, sum("planned", 10), floats(10, 1));
+      CHECK(engine.stats().planned_batches > before);
+      Order beside = sum("beside the plan", 10);
+      beside.dtype = other;
+      const Bytes ones = make_array(other, 10, [](std::size_t) { return 1; });
+      const Bytes twos = make_array(other, 10, [](std::size_t) { return 2; });
+      CHECK(job.perform(rank, beside, ones) == twos);
+    });
+  }
+}
+
 TEST_CASE("an operation does not make the host wait for the GPU") {
   GpuJob job({.ranks = 2});
   // Returns the number of host waits.
