@@ -1,5 +1,5 @@
-// The settings that the tuner changes while a job runs (controller/tuner.h). They are equal on all
-// ranks for a batch.
+// The settings that the tuner changes while a job runs (controller/plans/tuner.h). They are equal
+// on all ranks for a batch.
 #pragma once
 
 #include <cstdint>

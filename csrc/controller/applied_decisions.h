@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/status.h"
-#include "controller/messages.h"
-#include "controller/plan.h"
-#include "controller/plan_learner.h"
-#include "controller/rank_state.h"
+#include "controller/messages/messages.h"
+#include "controller/plans/plan.h"
+#include "controller/plans/plan_learner.h"
+#include "controller/state/rank_state.h"
 
 namespace horoplug {
 

@@ -3,7 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "controller/refusal.h"
+#include "controller/state/refusal.h"
 
 namespace horoplug {
 namespace {

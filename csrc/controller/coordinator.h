@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "controller/decision_queue.h"
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "controller/plan_follower.h"
-#include "controller/plan_learner.h"
-#include "controller/rank_state.h"
-#include "controller/readiness.h"
-#include "controller/remembered_plans.h"
-#include "controller/tuner.h"
+#include "controller/plans/plan_learner.h"
+#include "controller/plans/remembered_plans.h"
+#include "controller/plans/tuner.h"
+#include "controller/state/rank_state.h"
+#include "controller/state/readiness.h"
 
 namespace horoplug {
 

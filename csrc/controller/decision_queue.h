@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "controller/fusion.h"
-#include "controller/messages.h"
-#include "controller/name_table.h"
+#include "controller/messages/messages.h"
+#include "controller/state/fusion.h"
+#include "controller/state/name_table.h"
 
 namespace horoplug {
 

@@ -38,12 +38,12 @@
 #include "base/status.h"
 #include "controller/applied_decisions.h"
 #include "controller/coordinator.h"
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "controller/plan_follower.h"
-#include "controller/plan_learner.h"
-#include "controller/rank_state.h"
+#include "controller/plans/plan_learner.h"
 #include "controller/ready_collector.h"
-#include "controller/tree_node.h"
+#include "controller/state/rank_state.h"
+#include "controller/state/tree_node.h"
 
 namespace horoplug {
 

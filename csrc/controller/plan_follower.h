@@ -13,12 +13,12 @@
 #include <optional>
 #include <string>
 
-#include "controller/dependency_query.h"
-#include "controller/messages.h"
-#include "controller/pending_operations.h"
-#include "controller/plan.h"
-#include "controller/plan_halt.h"
-#include "controller/tree_node.h"
+#include "controller/messages/messages.h"
+#include "controller/plans/dependency_query.h"
+#include "controller/plans/plan.h"
+#include "controller/plans/plan_halt.h"
+#include "controller/state/pending_operations.h"
+#include "controller/state/tree_node.h"
 
 namespace horoplug {
 

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "controller/point_to_point_messages.h"
+#include "controller/messages/point_to_point_messages.h"
 
 namespace horoplug {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "controller/messages.h"
-#include "controller/name_table.h"
-#include "controller/readiness.h"
+#include "controller/messages/messages.h"
+#include "controller/state/name_table.h"
+#include "controller/state/readiness.h"
 
 namespace horoplug {
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "engine/handle_table.h"
-#include "engine/submission_queue.h"
+#include "engine/operations/handle_table.h"
+#include "engine/operations/submission_queue.h"
 #include "engine/tracing.h"
 
 namespace horoplug {

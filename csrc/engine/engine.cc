@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/time.h"
-#include "engine/submission.h"
+#include "engine/operations/submission.h"
 #include "transport/mpi/mpi_stream.h"
 
 namespace horoplug {

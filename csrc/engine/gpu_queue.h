@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "collectives/gpu/gpu_turns.h"
-#include "engine/operation.h"
+#include "engine/operations/operation.h"
 #include "engine/options.h"
 #include "engine/process_set_registry.h"
 #include "transport/mesh.h"

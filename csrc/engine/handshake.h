@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "engine/options.h"
 #include "transport/mesh.h"
 

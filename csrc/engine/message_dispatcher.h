@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "engine/handshake.h"
 #include "engine/lifecycle.h"
 #include "engine/peers.h"

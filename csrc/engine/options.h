@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "collectives/costs.h"
-#include "controller/tuner.h"
+#include "controller/plans/tuner.h"
 #include "device/cuda/driver/toolkit.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"

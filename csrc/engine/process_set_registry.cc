@@ -6,8 +6,8 @@
 
 #include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
-#include "engine/make_process_set.h"
-#include "engine/submission.h"
+#include "engine/execution/make_process_set.h"
+#include "engine/operations/submission.h"
 
 namespace horoplug {
 

@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "engine/completion.h"
+#include "engine/execution/process_set.h"
+#include "engine/operations/submission_queue.h"
 #include "engine/options.h"
 #include "engine/point_to_point.h"
-#include "engine/process_set.h"
 #include "engine/segment_allocator.h"
-#include "engine/submission_queue.h"
 #include "transport/mesh.h"
 
 namespace horoplug {

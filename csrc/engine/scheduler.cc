@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/time.h"
-#include "controller/messages.h"
-#include "engine/submission.h"
+#include "controller/messages/messages.h"
+#include "engine/operations/submission.h"
 
 namespace horoplug {
 

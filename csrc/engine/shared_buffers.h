@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/operation.h"
+#include "engine/operations/operation.h"
 #include "engine/options.h"
 #include "engine/segment_allocator.h"
 

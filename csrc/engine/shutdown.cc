@@ -5,7 +5,7 @@
 
 #include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 
 namespace horoplug {
 namespace {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/log.h"
-#include "controller/messages.h"
-#include "engine/operation.h"
-#include "engine/process_set.h"
+#include "controller/messages/messages.h"
+#include "engine/execution/process_set.h"
+#include "engine/operations/operation.h"
 #include "trace/batch_trace.h"
 #include "trace/timeline.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/log.h"
-#include "controller/tuner.h"
+#include "controller/plans/tuner.h"
 
 namespace horoplug {
 

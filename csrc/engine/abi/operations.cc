@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "engine/abi/abi.h"
-#include "engine/submission.h"
+#include "engine/operations/submission.h"
 
 using namespace horoplug::abi;
 using horoplug::Error;

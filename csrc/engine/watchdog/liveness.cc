@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 
 namespace horoplug {
 

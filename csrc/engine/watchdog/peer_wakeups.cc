@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 
 namespace horoplug {
 namespace {

@@ -2,7 +2,7 @@
 // Used by the thread that runs the loop.
 #pragma once
 
-#include "engine/handle_table.h"
+#include "engine/operations/handle_table.h"
 #include "engine/options.h"
 #include "engine/process_set_registry.h"
 

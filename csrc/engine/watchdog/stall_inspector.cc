@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/time.h"
-#include "controller/messages.h"
-#include "controller/topology.h"
+#include "controller/messages/messages.h"
+#include "controller/state/topology.h"
 
 namespace horoplug {
 namespace {

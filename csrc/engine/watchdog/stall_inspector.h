@@ -1,8 +1,8 @@
 // Asks all ranks what they do when an operation has been pending for long, and reports what is
 // wrong: a stall, a deadlock, or an operation that has taken too long.
 //
-// It drives the state machine of controller/stall_inspection.h: it knows the time, this rank's
-// operations and the links. Used by the thread that runs the loop.
+// It drives the state machine of controller/stalls/stall_inspection.h: it knows the time, this
+// rank's operations and the links. Used by the thread that runs the loop.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 #include <string>
 #include <utility>
 
-#include "controller/stall_diagnosis.h"
-#include "controller/stall_inspection.h"
+#include "controller/stalls/stall_diagnosis.h"
+#include "controller/stalls/stall_inspection.h"
 #include "engine/counters.h"
-#include "engine/handle_table.h"
+#include "engine/operations/handle_table.h"
 #include "engine/options.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"

@@ -28,10 +28,10 @@
 #include <string>
 #include <vector>
 
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "controller/negotiator.h"
-#include "controller/stall_diagnosis.h"
-#include "controller/topology.h"
+#include "controller/stalls/stall_diagnosis.h"
+#include "controller/state/topology.h"
 #include "harness/simulated_inspection.h"
 
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/submission.h"
+#include "engine/operations/submission.h"
 #include "transport/doorbell.h"
 #include "transport/stream.h"
 

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "collectives/collective.h"
-#include "engine/executor.h"
+#include "engine/execution/executor.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
 #include "harness/programs.h"

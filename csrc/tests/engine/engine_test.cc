@@ -12,7 +12,7 @@
 #include <numeric>
 #include <thread>
 
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
 #include "harness/stop.h"

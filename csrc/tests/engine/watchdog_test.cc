@@ -10,10 +10,10 @@
 #include <future>
 #include <thread>
 
-#include "controller/messages.h"
+#include "controller/messages/messages.h"
 #include "engine/handshake.h"
+#include "engine/operations/submission.h"
 #include "engine/polling.h"
-#include "engine/submission.h"
 #include "engine/watchdog/plan_deadlines.h"
 #include "engine/watchdog/stall_inspector.h"
 #include "engine/watchdog/transfer_deadlines.h"

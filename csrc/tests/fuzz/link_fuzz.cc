@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "controller/negotiator.h"
-#include "controller/stall_diagnosis.h"
-#include "controller/stall_inspection.h"
+#include "controller/stalls/stall_diagnosis.h"
+#include "controller/stalls/stall_inspection.h"
 #include "transport/link.h"
 
 using namespace horoplug;

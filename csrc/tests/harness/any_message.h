@@ -1,8 +1,8 @@
 // Decodes any kind of control message, and encodes the result again if the kind has contents.
 #pragma once
 
-#include "controller/messages.h"
-#include "controller/point_to_point_messages.h"
+#include "controller/messages/messages.h"
+#include "controller/messages/point_to_point_messages.h"
 
 namespace horoplug::testing {
 

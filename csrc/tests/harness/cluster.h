@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/submission.h"
+#include "engine/operations/submission.h"
 #include "tests/harness/sanitized.h"
 
 namespace horoplug::testing {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/signature.h"
+#include "controller/state/signature.h"
 
 namespace horoplug::testing {
 

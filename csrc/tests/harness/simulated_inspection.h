@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "controller/stall_inspection.h"
-#include "controller/topology.h"
+#include "controller/stalls/stall_inspection.h"
+#include "controller/state/topology.h"
 
 namespace horoplug {
 

@@ -1,0 +1,41 @@
+#include "controller/plans/dependency_query.h"
+
+#include <utility>
+
+namespace horoplug {
+namespace {
+
+// Maps equal keys to equal small numbers, in order of first appearance.
+template <typename Key>
+class Numbering {
+ public:
+  std::uint32_t operator()(const Key& key) {
+    return numbers_.emplace(key, static_cast<std::uint32_t>(numbers_.size())).first->second;
+  }
+
+ private:
+  std::map<Key, std::uint32_t> numbers_;
+};
+
+}  // namespace
+
+std::string step_key(const std::string& name, const Signature& signature) {
+  return signature.recurring ? name : name.substr(0, name.rfind('.'));
+}
+
+DependencyQuery::DependencyQuery(std::uint64_t number, std::vector<StepMember> step,
+                                 std::size_t children)
+    : number_(number), step_(std::move(step)), answers_left_(children) {
+  Numbering<std::uint64_t> label;
+  for (const StepMember& member : step_) labels_.push_back(label(member.dependency_epoch));
+}
+
+bool DependencyQuery::add(std::span<const std::uint32_t> labels) {
+  if (labels.size() != labels_.size() || answers_left_ == 0) return false;
+  --answers_left_;
+  Numbering<std::pair<std::uint32_t, std::uint32_t>> label;
+  for (std::size_t i = 0; i < labels_.size(); ++i) labels_[i] = label({labels_[i], labels[i]});
+  return true;
+}
+
+}  // namespace horoplug

@@ -1,0 +1,79 @@
+#include "controller/plans/step_pattern.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace horoplug {
+namespace {
+
+// An operation that was unfit long ago may fit meanwhile.
+constexpr std::size_t kMostUnfit = 64;
+// An anchor is not given up before this many operations, even if it recurred after a few.
+constexpr std::uint64_t kShortStep = 64;
+
+}  // namespace
+
+// 0: the operation has not occurred.
+std::uint64_t StepPattern::distance_to_last(std::uint64_t operation) const {
+  const auto found = seen_.find(operation);
+  return found != seen_.end() ? position_ - found->second : 0;
+}
+
+void StepPattern::choose_anchor(std::uint64_t operation) {
+  if (unfit_.contains(operation)) return;
+  const std::uint64_t distance = distance_to_last(operation);
+  const bool recurs_in_step = distance > 0 && distance <= position_ - step_begin_;
+  const bool is_rarer = unfit_distance_ > 0 && repeated_ == 0 && distance > unfit_distance_;
+  if (is_rarer) {
+    unfit_distance_ = distance;
+  } else if (anchor_ || !recurs_in_step) {
+    return;
+  }
+  anchor_ = operation;
+  last_ = {};
+  longest_ = std::max(2 * distance, kShortStep);
+}
+
+void StepPattern::give_up_anchor() {
+  unfit_.insert(*std::exchange(anchor_, std::nullopt));
+  if (unfit_.size() > kMostUnfit) unfit_.clear();
+  repeated_ = 0;
+  last_ = {};
+}
+
+void StepPattern::begin_step() {
+  // Operations before the first occurrence of the anchor do not form a whole step.
+  const bool is_whole = first_ == anchor_;
+  if (at_boundary()) {
+    ++repeated_;
+    unfit_distance_ = 0;
+  } else {
+    repeated_ = 0;
+    if (last_.operations() > 0) {
+      // The next operation to recur becomes the anchor.
+      unfit_distance_ = std::max<std::uint64_t>(unfit_distance_, step_.operations());
+      give_up_anchor();
+    }
+  }
+  last_ = is_whole && anchor_ ? step_ : StepDigest();
+  step_ = {};
+  step_begin_ = position_;
+}
+
+void StepPattern::note(std::uint64_t operation) {
+  if (step_.operations() >= kMostOperations) disturb();
+  if (anchor_ && step_.operations() > longest_) {
+    // The program has turned to something else.
+    give_up_anchor();
+    step_ = {};
+    step_begin_ = position_;
+  }
+  choose_anchor(operation);
+  if (anchor_ == operation && step_.operations() > 0) begin_step();
+  if (step_.operations() == 0) first_ = operation;
+  step_.add(operation);
+  if (seen_.size() >= 2 * kMostOperations) seen_.clear();
+  seen_[operation] = position_++;
+}
+
+}  // namespace horoplug

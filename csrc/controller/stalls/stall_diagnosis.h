@@ -1,0 +1,47 @@
+// What the answers of all ranks to a stall inspection mean: a stall (some ranks have not submitted
+// an operation that others wait for, and may still be computing) or a deadlock (every rank is
+// blocked, so that no rank is left to submit it). A rank is blocked if all its threads are that
+// submit operations. If some are not, they may still submit what others wait for, and the deadlock
+// is only possible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "controller/messages/messages.h"
+
+namespace horoplug {
+
+struct DiagnoseOptions {
+  std::map<std::uint32_t, std::vector<int>> members;  // by process set; ranks ascending
+  // an operation that has waited for this many seconds is a stall; negative: never
+  double stall_time = 60;
+  // Whether ranks that are blocked and quiet, and that wait only for each other, are in a deadlock.
+  bool finds_deadlocks = true;
+  // an operation that has taken this many seconds fails the job; negative: never
+  double overdue_time = -1;
+};
+
+struct Diagnosis {
+  // Operations that some ranks wait for, with the missing ranks; longest wait first.
+  struct Stall {
+    std::uint32_t set;
+    std::string name;
+    double age;
+    std::string text;
+  };
+  std::vector<Stall> stalls;
+  std::optional<std::string> deadlock;
+  std::vector<std::uint32_t> deadlocked_sets;  // sets whose pending operations must fail
+  // Ranks wait for each other, but have threads that do not wait.
+  std::optional<std::string> possible_deadlock;
+  std::optional<std::string> overdue;
+};
+
+// `report`: the answers of all ranks to the second question.
+Diagnosis diagnose(const Report& report, const DiagnoseOptions& options);
+
+}  // namespace horoplug

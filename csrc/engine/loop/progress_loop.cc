@@ -1,0 +1,47 @@
+#include "engine/loop/progress_loop.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace horoplug {
+
+bool has_fewer_processors_than(int threads, double quota) {
+  if (quota > 0 && quota < threads) return true;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) < threads;
+}
+
+void spin_pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+bool LoopOwnership::acquire() {
+  if (held_.load(std::memory_order_relaxed) || held_.exchange(true)) return false;
+  doorbell_.finish_sleep();
+  return true;
+}
+
+void LoopOwnership::release(double seconds) {
+  const double needed = seconds < 0 ? kNever : steady_now() + seconds;
+  held_.store(false);
+  poller_.unmute();
+  if (needed < dozes_until_.load()) poller_.kick();
+}
+
+void LoopOwnership::release_before_doze(double seconds) {
+  dozes_until_ = seconds < 0 ? kNever : steady_now() + seconds;
+  held_.store(false);
+  poller_.unmute();
+}
+
+bool LoopOwnership::acquire_before_doze(double seconds) {
+  poller_.mute();
+  dozes_until_ = steady_now() + seconds;
+  return acquire();
+}
+
+}  // namespace horoplug

@@ -1,0 +1,148 @@
+#include "engine/operations/handle_table.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/time.h"
+
+namespace horoplug {
+
+void HandleTable::add(const OperationPtr& operation) {
+  std::lock_guard lock(mutex_);
+  operation->handle = ++last_handle_;
+  operations_[operation->handle] = operation;
+  if (operation->counts_caller) threads_.note_submission();
+}
+
+void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
+  std::vector<std::pair<hp_done, void*>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    for (const OperationPtr& operation : operations) {
+      if (operation->handle == 0) continue;  // only other ranks have submitted it
+      auto& waiting = operation->waiting;
+      if (waiting.released) operations_.erase(operation->handle);
+      operation->done.store(true, std::memory_order_release);
+      if (waiting.sleepers > 0) waiting.ended.notify_all();
+      if (waiting.done != nullptr) calls.emplace_back(waiting.done, waiting.done_context);
+    }
+  }
+  for (const auto& [done, context] : calls) done(context);
+}
+
+bool HandleTable::on_done(hp_handle handle, hp_done done, void* context) {
+  {
+    std::lock_guard lock(mutex_);
+    const OperationPtr& operation = find(handle);
+    auto& waiting = operation->waiting;
+    if (done == nullptr) throw Error(HP_INVALID_ARGUMENT, "no function to call");
+    if (waiting.done != nullptr) {
+      throw Error(HP_INVALID_ARGUMENT, "this operation has a completion function already");
+    }
+    waiting.done = done;
+    waiting.done_context = context;
+    if (!operation->done.load()) return true;
+  }
+  done(context);
+  return false;
+}
+
+const OperationPtr& HandleTable::find(hp_handle handle) const {
+  const auto found = operations_.find(handle);
+  if (found == operations_.end() || found->second->waiting.released) {
+    throw Error(HP_INVALID_ARGUMENT, "unknown handle " + std::to_string(handle));
+  }
+  return found->second;
+}
+
+Status HandleTable::status_of(const Operation& operation) const {
+  if (!operation.done.load(std::memory_order_acquire)) return {HP_IN_PROGRESS, "not done yet"};
+  note_observation();
+  return operation.status;
+}
+
+Status HandleTable::poll(hp_handle handle) const {
+  std::lock_guard lock(mutex_);
+  return status_of(*find(handle));
+}
+
+OperationPtr HandleTable::done(hp_handle handle) const {
+  std::lock_guard lock(mutex_);
+  const OperationPtr& operation = find(handle);
+  if (!operation->done) throw Error(HP_INVALID_ARGUMENT, "the operation is not done yet");
+  note_observation();
+  return operation;
+}
+
+void HandleTable::release(hp_handle handle) {
+  std::lock_guard lock(mutex_);
+  const OperationPtr& operation = find(handle);
+  operation->waiting.released = true;
+  if (!operation->done) return;
+  note_observation();
+  operations_.erase(handle);
+}
+
+void HandleTable::release_buffers() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, operation] : operations_) operation->buffer.reset();
+}
+
+bool HandleTable::waited_for(const Operation& operation, double now) const {
+  std::lock_guard lock(mutex_);
+  const auto& waiting = operation.waiting;
+  return waiting.waiters > 0 || now - waiting.left_wait_at < CallerThreads::kBetweenWaits;
+}
+
+void HandleTable::expect_threads(std::vector<std::int64_t> ids) {
+  std::lock_guard lock(mutex_);
+  threads_.expect(std::move(ids));
+}
+
+int HandleTable::busy_threads(double now) const {
+  std::lock_guard lock(mutex_);
+  return threads_.busy(now);
+}
+
+HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, double timeout) : table_(table) {
+  std::lock_guard lock(table_.mutex_);
+  operation_ = table_.find(handle);
+  ++operation_->waiting.waiters;
+  again_ = operation_->waiting.left_wait_at > 0;
+  thread_ = &table_.threads_.current();
+  const bool is_slice = timeout >= 0 && timeout < CallerThreads::kBetweenWaits;
+  thread_->begin_wait(handle, is_slice);
+}
+
+HandleTable::Wait::~Wait() {
+  // waited_for() is asked about pending operations only.
+  if (done()) {
+    thread_->end_wait();
+    return;
+  }
+  const double now = steady_now();
+  thread_->end_slice(now);
+  std::lock_guard lock(table_.mutex_);
+  --operation_->waiting.waiters;
+  operation_->waiting.left_wait_at = now;
+}
+
+void HandleTable::Wait::sleep(double seconds) {
+  std::unique_lock lock(table_.mutex_);
+  auto& waiting = operation_->waiting;
+  const auto ended = [&] { return operation_->done.load(); };
+  if (ended()) return;
+  ++waiting.sleepers;
+  ++table_.sleepers_;
+  if (seconds < 0) {
+    waiting.ended.wait(lock, ended);
+  } else {
+    waiting.ended.wait_for(lock, std::chrono::duration<double>(seconds), ended);
+  }
+  --waiting.sleepers;
+  --table_.sleepers_;
+}
+
+Status HandleTable::Wait::status() const { return table_.status_of(*operation_); }
+
+}  // namespace horoplug

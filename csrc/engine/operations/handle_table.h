@@ -1,0 +1,85 @@
+// Handles of operations: how threads that submit operations learn that they are done. Any thread
+// may call these functions.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/operations/caller_threads.h"
+#include "engine/operations/operation.h"
+
+namespace horoplug {
+
+class HandleTable {
+ public:
+  // Gives the operation a handle.
+  void add(const OperationPtr& operation);
+
+  // Ends operations, whose status must be set already: wakes their waiters and calls the functions
+  // that were given to on_done().
+  void finish_all(const std::vector<OperationPtr>& operations);
+
+  // HP_OK, HP_IN_PROGRESS or how it failed; Error(HP_INVALID_ARGUMENT) for an unknown handle.
+  Status poll(hp_handle handle) const;
+  // An operation that is done; throws Error(HP_INVALID_ARGUMENT) otherwise.
+  OperationPtr done(hp_handle handle) const;
+  void release(hp_handle handle);
+  // Operations let go of shared buffers, which only an engine can use. All operations have ended.
+  void release_buffers();
+  // See hp_on_done. Returns whether the operation is in flight, so that the call comes later.
+  bool on_done(hp_handle handle, hp_done done, void* context);
+
+  // Grows whenever a caller has observed the result of an operation that is done.
+  std::uint64_t result_observations() const {
+    return result_observations_.load(std::memory_order_relaxed);
+  }
+  // A wait for one operation. The thread counts as blocked on it from construction to destruction.
+  class Wait {
+   public:
+    // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle. `timeout`: for how many seconds the
+    // caller is going to wait; a short wait may be one slice of a longer one. Negative: no limit.
+    Wait(HandleTable& table, hp_handle handle, double timeout = -1);
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+    bool done() const { return operation_->done.load(std::memory_order_acquire); }
+    // Whether the caller has waited for this operation before.
+    bool again() const { return again_; }
+    // Sleeps until it is done, for at most `seconds` (negative: no limit).
+    void sleep(double seconds);
+    Status status() const;
+
+   private:
+    HandleTable& table_;
+    OperationPtr operation_;
+    CallerThreads::Thread* thread_ = nullptr;
+    bool again_ = false;
+  };
+
+  // Whether a thread is blocked on this operation, or was a moment ago: callers that handle signals
+  // wait in slices.
+  bool waited_for(const Operation& operation, double now) const;
+  // See hp_expect_threads.
+  void expect_threads(std::vector<std::int64_t> ids);
+  // The number of threads that may submit operations, since they do not wait; see CallerThreads.
+  int busy_threads(double now) const;
+  // Whether a thread sleeps in a Wait.
+  bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
+
+ private:
+  const OperationPtr& find(hp_handle handle) const;
+  Status status_of(const Operation& operation) const;
+  void note_observation() const { result_observations_.fetch_add(1, std::memory_order_relaxed); }
+
+  mutable std::mutex mutex_;
+  std::unordered_map<hp_handle, OperationPtr> operations_;
+  hp_handle last_handle_ = 0;
+  CallerThreads threads_;
+  mutable std::atomic<std::uint64_t> result_observations_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+}  // namespace horoplug

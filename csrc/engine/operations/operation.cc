@@ -1,0 +1,36 @@
+#include "engine/operations/operation.h"
+
+#include <bit>
+#include <cstdlib>
+
+namespace horoplug {
+
+void Deleter::operator()(void* data) const {
+  if (!device) return std::free(data);
+  try {
+    device->release(std::bit_cast<CUdeviceptr>(data), stream);
+  } catch (const Error&) {
+    // The GPU has failed, and its memory is gone with it. There may be no log any more either.
+  }
+}
+
+const TensorOutcome& Operation::outcome(int index) const {
+  if (index < 0 || static_cast<std::size_t>(index) >= outcomes.size()) {
+    throw Error(HP_INVALID_ARGUMENT, "the operation has no tensor " + std::to_string(index));
+  }
+  return outcomes[static_cast<std::size_t>(index)];
+}
+
+std::string Operation::describe() const {
+  const std::string kind = op_kind_name(signature.op);
+  const bool says_kind = name == kind || name.starts_with(kind + ".");
+  std::string text = name.empty() ? kind : says_kind ? "'" + name + "'" : kind + " '" + name + "'";
+  if (members->set != 0) text += " (process set " + std::to_string(members->set) + ")";
+  return text;
+}
+
+std::string Operation::key() const {
+  return members->set == 0 ? name : name + '\0' + std::to_string(members->set);
+}
+
+}  // namespace horoplug

@@ -1,0 +1,246 @@
+#include "engine/operations/submission.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "collectives/partition.h"
+#include "device/cpu/kernels.h"
+
+namespace horoplug {
+namespace {
+
+[[noreturn]] void reject(const std::string& text) { throw Error(HP_INVALID_ARGUMENT, text); }
+
+template <typename Enum>
+Enum checked(std::int32_t value, int count, const char* what) {
+  if (value < 0 || value >= count) {
+    reject("unknown " + std::string(what) + " " + std::to_string(value));
+  }
+  return static_cast<Enum>(value);
+}
+
+Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
+    reject("a tensor without a shape");
+  }
+  Shape shape(tensor.shape, tensor.shape + tensor.ndim);
+  std::int64_t left = std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(element);
+  for (const std::int64_t dimension : shape) {
+    if (dimension < 0) reject("a negative dimension in shape " + describe_shape(shape));
+    if (dimension == 0) return shape;
+    left /= dimension;
+  }
+  if (left == 0) reject("shape " + describe_shape(shape) + " has too many elements");
+  return shape;
+}
+
+void check_adasum(const Signature& s, int size) {
+  if (!has_adasum(s.dtype)) {
+    throw Error(HP_UNSUPPORTED, std::string("Adasum works on float16, bfloat16, float32 and ") +
+                                    "float64, not on " + dtype_name(s.dtype) + "; cast the tensor");
+  }
+  if (!std::has_single_bit(static_cast<unsigned>(size))) {
+    throw Error(HP_UNSUPPORTED, "Adasum works on 1, 2, 4, 8 ... ranks, not on " +
+                                    std::to_string(size) +
+                                    "; use a process set of so many ranks, or another reduction");
+  }
+}
+
+void check_reduction(const Signature& s, int size) {
+  if (s.reduce == ReduceOp::kAdasum && s.op != OpKind::kAllreduce) {
+    throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do adasum");
+  }
+  if (s.reduce == ReduceOp::kAverage && s.dtype == DType::kBool) {
+    throw Error(HP_UNSUPPORTED,
+                "bool tensors have no average; use Sum (any), Product (all) or cast");
+  }
+  if (s.reduce == ReduceOp::kAdasum) return check_adasum(s, size);
+  if (kernels().reduce[static_cast<int>(s.reduce)][static_cast<int>(s.dtype)] == nullptr) {
+    throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
+                                    reduce_op_name(s.reduce) + " on " + dtype_name(s.dtype));
+  }
+}
+
+// Tensors of other types travel without conversion.
+std::optional<DType> compressed(const hp_submission& submission, const Signature& s) {
+  if (submission.wire_dtype == 0) return std::nullopt;
+  const auto wire = checked<DType>(submission.wire_dtype, kDTypeCount, "data type");
+  if (s.op != OpKind::kAllreduce || !is_half(wire)) {
+    throw Error(HP_UNSUPPORTED, std::string("compression is for allreduce, as float16 or ") +
+                                    "bfloat16, not for " + op_kind_name(s.op) + " as " +
+                                    dtype_name(wire));
+  }
+  return s.dtype == DType::kFloat32 ? std::optional(wire) : std::nullopt;
+}
+
+void check_splits(Operation& operation, const hp_submission& submission, int size) {
+  const Signature& signature = operation.signature;
+  const std::int64_t rows = rows_of(signature.shapes.front());
+  const bool scatters = signature.op == OpKind::kScatter;
+  if (scatters && operation.members->index_of(signature.root) != operation.members->index) {
+    // The root's splits are the ones that apply.
+    operation.splits.assign(static_cast<std::size_t>(size), 0);
+    return;
+  }
+  if (submission.splits == nullptr || submission.split_count == 0) {
+    if (scatters) {
+      operation.splits = even_rows(rows, size);
+      return;
+    }
+    if (rows % size != 0) {
+      reject(
+          "alltoall without splits needs a first dimension that is a multiple of the number of "
+          "ranks: " +
+          std::to_string(rows) + " is not a multiple of " + std::to_string(size) + "; give splits");
+    }
+    operation.splits.assign(static_cast<std::size_t>(size), rows / size);
+    return;
+  }
+  if (submission.split_count != size) {
+    reject("splits has " + std::to_string(submission.split_count) + " entries for " +
+           std::to_string(size) + " ranks; give one for each rank");
+  }
+  operation.splits.assign(submission.splits, submission.splits + size);
+  std::int64_t left = rows;
+  for (const std::int64_t split : operation.splits) {
+    if (split < 0) reject("a negative entry in splits");
+    if (split > left) {
+      reject("the entries of splits add up to more than the first dimension, " +
+             std::to_string(rows));
+    }
+    left -= split;
+  }
+  if (left != 0) {
+    reject("the entries of splits add up to " + std::to_string(rows - left) +
+           ", not to the first dimension, " + std::to_string(rows));
+  }
+}
+
+}  // namespace
+
+OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  const int size = members->size();
+  Signature& signature = operation->signature;
+  signature.op = checked<OpKind>(submission.op, kOpKindCount, "operation");
+  const OperationInfo& info = operation_info(signature.op);
+  if (is_administrative(signature.op)) {
+    reject(std::string(op_kind_name(signature.op)) + " is not submitted, but has its own function");
+  }
+  signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
+  signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
+  signature.compressed = compressed(submission, signature);
+  if (!info.reduces) signature.reduce = ReduceOp::kSum;
+  // Ranks need not use GPUs with the same ordinal.
+  signature.device = submission.device < 0 || !info.has_tensors ? -1 : 0;
+  if (signature.device == 0) {
+    operation->gpu.ordinal = submission.device;
+    operation->gpu.stream = static_cast<CUstream>(submission.stream);
+  }
+  const auto factor = [](double value) { return value == 0 ? 1.0 : value; };
+  signature.prescale = factor(submission.prescale);
+  signature.postscale = factor(submission.postscale);
+  if (!std::isfinite(signature.prescale) || !std::isfinite(signature.postscale)) {
+    reject("prescale and postscale factors must be finite");
+  }
+  if (submission.name != nullptr) {
+    operation->name = submission.name;
+    if (operation->name.empty()) reject("empty operation name; pass a name or none");
+    if (operation->name.size() > kLongestName) {
+      reject("a name of " + std::to_string(operation->name.size()) + " bytes; names have at most " +
+             std::to_string(kLongestName));
+    }
+  }
+  signature.recurring = submission.name != nullptr;
+
+  if (info.has_root) {
+    signature.root = submission.root;
+    if (members->index_of(signature.root) < 0) {
+      const std::string root = (is_point_to_point(signature.op) ? "rank " : "root rank ") +
+                               std::to_string(signature.root);
+      if (members->set != 0) {
+        reject(root + " is not in process set " + std::to_string(members->set) + " of " +
+               describe_ranks(members->ranks));
+      }
+      reject(root + " does not exist; there are ranks 0 to " + std::to_string(size - 1));
+    }
+  }
+  operation->counts_caller = submission.pool_thread == 0;
+  if (!info.has_tensors) return operation;
+
+  if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");
+  const bool is_root = info.has_root && members->index_of(signature.root) == members->index;
+  for (int i = 0; i < submission.tensor_count; ++i) {
+    const hp_tensor& tensor = submission.tensors[i];
+    Shape shape = checked_shape(tensor, dtype_size(signature.dtype));
+    const bool has_data = elements_of(shape) > 0;
+    const bool is_read =
+        signature.op != OpKind::kReceive && (signature.op != OpKind::kScatter || is_root);
+    if (has_data && is_read && tensor.input == nullptr) reject("a tensor without memory");
+    if (info.output == OpOutput::kAllocated && tensor.output != nullptr) {
+      reject("the output of this operation is allocated by the engine");
+    }
+    const bool needs_output = info.output == OpOutput::kSubmitted;
+    if (has_data && needs_output && tensor.output == nullptr) reject("a tensor without an output");
+    if (info.needs_rows && shape.empty()) {
+      reject(std::string(info.name) + " needs a tensor with at least one dimension");
+    }
+    operation->tensors.push_back(
+        {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
+    signature.shapes.push_back(std::move(shape));
+  }
+  if (is_point_to_point(signature.op)) {
+    if (submission.tensor_count != 1) reject(std::string(info.name) + " takes one tensor");
+    if (submission.tag < 0)
+      reject("tag " + std::to_string(submission.tag) + "; tags are 0 or more");
+    operation->tag = submission.tag;
+  }
+  if (info.reduces) check_reduction(signature, size);
+  if (info.takes_splits) {
+    if (submission.tensor_count != 1) reject(std::string(info.name) + " takes one tensor");
+    check_splits(*operation, submission, size);
+  }
+  return operation;
+}
+
+OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  operation->signature.op = op;
+  operation->signature.recurring = false;
+  operation->signature.shapes = {arguments};
+  // Only one join per process set can be in flight.
+  if (op == OpKind::kJoin) operation->name = op_kind_name(op);
+  return operation;
+}
+
+OperationPtr make_absent(const std::string& name, const Signature& signature,
+                         const MembersPtr& members) {
+  auto operation = std::make_shared<Operation>();
+  operation->members = members;
+  operation->name = name;
+  operation->absent = true;
+  operation->signature = signature;
+  const OperationInfo& info = operation_info(signature.op);
+  for (Shape& shape : operation->signature.shapes) {
+    const hp_tensor tensor{nullptr, nullptr, shape.data(), static_cast<int32_t>(shape.size()), 0};
+    try {
+      checked_shape(tensor, dtype_size(signature.dtype));
+    } catch (const Error& error) {
+      throw Error(HP_INTERNAL,
+                  "another rank has submitted an invalid operation: " + std::string(error.what()));
+    }
+    if (info.rows_differ && shape.empty()) shape = {0};
+    if (info.rows_differ) shape.front() = 0;
+    operation->tensors.emplace_back();
+  }
+  if (info.takes_splits) {
+    operation->splits.assign(members->ranks.size(), 0);
+  }
+  return operation;
+}
+
+}  // namespace horoplug

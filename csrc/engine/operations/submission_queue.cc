@@ -1,0 +1,180 @@
+#include "engine/operations/submission_queue.h"
+
+#include "base/time.h"
+
+namespace horoplug {
+
+// ---- called by any thread ----
+
+Status SubmissionQueue::submit(std::span<const OperationPtr> operations) {
+  Status refused;
+  bool wakes;
+  {
+    std::lock_guard lock(mutex_);
+    try {
+      for (const OperationPtr& operation : operations) admit(operation);
+    } catch (const Error& error) {
+      refused = error.status();
+    }
+    submissions_waiting_.store(true);
+    wakes = has_enough();
+  }
+  if (wakes) doorbell_.ring();
+  return refused;
+}
+
+void SubmissionQueue::submit_and_run(const OperationPtr& operation) {
+  std::lock_guard lock(mutex_);
+  admit(operation);
+  requests_waiting_.store(true);
+}
+
+void SubmissionQueue::announce() {
+  if (!submissions_waiting_.load() || requests_waiting_.exchange(true)) return;
+  doorbell_.ring();
+}
+
+void SubmissionQueue::request_leave() {
+  {
+    std::lock_guard lock(mutex_);
+    leave_requested_ = true;
+    if (end_.ok()) end_ = {HP_SHUT_DOWN, "this rank has shut down; call init() again"};
+    requests_waiting_.store(true);
+  }
+  doorbell_.ring();
+}
+
+void SubmissionQueue::request_abort(const std::string& reason) {
+  {
+    std::lock_guard lock(mutex_);
+    abort_requested_ = reason;
+    requests_waiting_.store(true);
+  }
+  doorbell_.ring();
+}
+
+Status SubmissionQueue::end() const {
+  std::lock_guard lock(mutex_);
+  return end_;
+}
+
+// Under the lock. Throws Error if the operation cannot be submitted now.
+void SubmissionQueue::admit(const OperationPtr& operation) {
+  const auto refuse = [&](hp_status code, const std::string& why) {
+    throw Error(code, operation->describe() + " cannot run: " + why);
+  };
+  const OpKind kind = operation->signature.op;
+  const std::uint32_t number = operation->members->set;
+  if (!end_.ok()) refuse(end_.code, end_.message);
+  const auto found = sets_.find(number);
+  if (found == sets_.end()) refuse(HP_INVALID_ARGUMENT, "the process set was removed");
+  SetState& set = found->second;
+  if (!set.end.ok()) refuse(set.end.code, set.end.message);
+  if (set.joined) {
+    refuse(HP_INVALID_ARGUMENT,
+           "this rank has joined, and waits until every rank has called join()");
+  }
+  if (operation->name.empty()) {
+    operation->name =
+        std::string(op_kind_name(kind)) + ".noname." + std::to_string(++unnamed_[{number, kind}]);
+  }
+  if (!in_flight_.insert(operation->key()).second) {
+    throw Error(HP_DUPLICATE_NAME,
+                operation->describe() +
+                    " is still in flight; wait for it before you submit another operation of the "
+                    "same name, or give this one another name");
+  }
+  set.joined = kind == OpKind::kJoin;
+  if (std::exchange(observations_seen_, handles_.result_observations()) != observations_seen_) {
+    ++dependency_epoch_;
+  }
+  operation->dependency_epoch = dependency_epoch_;
+  operation->submitted_at = steady_now();
+  is_urgent_ |= is_point_to_point(kind);
+  handles_.add(operation);
+  queue_.push_back(operation);
+}
+
+// Under the lock. Whether the loop has to wake up for the entries of the queue.
+bool SubmissionQueue::has_enough() {
+  if (queue_.empty() || (queue_.size() < wanted_ && !is_urgent_)) return false;
+  requests_waiting_.store(true);
+  return true;
+}
+
+// ---- the thread that runs the loop ----
+
+std::optional<SubmissionQueue::Requests> SubmissionQueue::take(bool starting) {
+  if (!requests_waiting_.load() && !submissions_waiting_.load()) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  requests_waiting_.store(false);
+  if (starting && !abort_requested_ && !leave_requested_) return std::nullopt;
+  submissions_waiting_.store(false);
+  is_urgent_ = false;
+  return Requests{std::exchange(queue_, {}), std::exchange(abort_requested_, std::nullopt),
+                  leave_requested_};
+}
+
+bool SubmissionQueue::set_wanted(std::size_t count) {
+  if (count == last_wanted_) return false;
+  last_wanted_ = count;
+  std::lock_guard lock(mutex_);
+  wanted_ = count;
+  return has_enough();
+}
+
+void SubmissionQueue::open_set(std::uint32_t set) {
+  std::lock_guard lock(mutex_);
+  sets_.emplace(set, SetState{});
+}
+
+void SubmissionQueue::close_set(std::uint32_t set, const Status& why) {
+  std::lock_guard lock(mutex_);
+  if (set == 0) {
+    if (end_.ok()) end_ = why;
+    return;
+  }
+  const auto found = sets_.find(set);
+  if (found != sets_.end()) found->second.end = why;
+}
+
+void SubmissionQueue::forget_set(std::uint32_t set) {
+  std::lock_guard lock(mutex_);
+  sets_.erase(set);
+  restart_numbering_locked(set);
+}
+
+void SubmissionQueue::fail(const Status& why) {
+  std::lock_guard lock(mutex_);
+  if (end_.ok() || (leave_requested_ && why.code != HP_SHUT_DOWN)) end_ = why;
+}
+
+void SubmissionQueue::forget(std::span<const OperationPtr> operations) {
+  std::lock_guard lock(mutex_);
+  for (const OperationPtr& operation : operations) {
+    if (operation->absent) continue;
+    in_flight_.erase(operation->key());
+    if (operation->signature.op != OpKind::kJoin) continue;
+    const std::uint32_t number = operation->members->set;
+    const auto set = sets_.find(number);
+    if (set != sets_.end()) set->second.joined = false;
+    // Ranks that joined early have counted fewer operations.
+    restart_numbering_locked(number);
+  }
+}
+
+void SubmissionQueue::restart_numbering(std::uint32_t set) {
+  std::lock_guard lock(mutex_);
+  restart_numbering_locked(set);
+}
+
+void SubmissionQueue::restart_numbering_locked(std::uint32_t set) {
+  std::erase_if(unnamed_, [&](const auto& entry) { return entry.first.first == set; });
+}
+
+std::vector<OperationPtr> SubmissionQueue::drain() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(queue_, {});
+}
+
+}  // namespace horoplug

@@ -1,0 +1,200 @@
+// Stall inspections of simulated jobs: the messages that they take, and what is diagnosed.
+#include "controller/stalls/stall_inspection.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "controller/stalls/stall_diagnosis.h"
+#include "harness/cluster.h"
+#include "harness/simulated_inspection.h"
+
+using namespace horoplug;
+
+namespace {
+
+RankReport::Pending operation(const std::string& name, double age, bool waited = false) {
+  return {.set = 0, .name = name, .age = age, .waited = waited};
+}
+
+// A rank on which nothing runs, and which had no event for a minute.
+RankReport quiet_rank(int rank, std::vector<RankReport::Pending> pending = {}) {
+  RankReport report;
+  report.rank = rank;
+  report.quiet = 60;
+  report.pending = std::move(pending);
+  return report;
+}
+
+Diagnosis diagnose_job(SimulatedInspection& job, const SimulatedInspection::State& state) {
+  return diagnose(job.run(state), {.members = {{0, job.ranks()}}, .stall_time = 5});
+}
+
+InspectionQuestion question(std::uint64_t number) { return {number, 5, false, {}}; }
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("ranges of ranks are sets") {
+  std::mt19937_64 random(testing::test_seed());
+  for (int round = 0; round < 300; ++round) {
+    std::vector<bool> a(40);
+    std::vector<bool> b(40);
+    RankRanges first;
+    RankRanges second;
+    for (int rank = 0; rank < 40; ++rank) {
+      if (random() % 3 != 0) a[static_cast<std::size_t>(rank)] = true;
+      if (random() % 3 == 0) b[static_cast<std::size_t>(rank)] = true;
+    }
+    std::vector<int> order(40);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int rank : order) {
+      if (a[static_cast<std::size_t>(rank)]) first.add(rank);
+      if (b[static_cast<std::size_t>(rank)]) second.add(rank);
+    }
+    RankRanges both = first;
+    both.add(second);
+    const RankRanges rest = first.without(second);
+    std::size_t common = 0;
+    for (int rank = 0; rank < 40; ++rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      CHECK(first.contains(rank) == a[at]);
+      CHECK(both.contains(rank) == (a[at] || b[at]));
+      CHECK(rest.contains(rank) == (a[at] && !b[at]));
+      common += a[at] && b[at] ? 1 : 0;
+    }
+    CHECK(first.overlaps(second) == (common > 0));
+    CHECK(first.count() == static_cast<std::size_t>(std::count(a.begin(), a.end(), true)));
+    CHECK(both.contains(first));
+    CHECK(first.contains(both) == (both.count() == first.count()));
+    CHECK(RankRanges(first.ranks()) == first);
+  }
+}
+
+TEST_CASE("a stall names the ranks that are missing, although others have thousands pending") {
+  SimulatedInspection job(200, 8);
+  // All have submitted 3,000 operations, of which rank 77 lacks one.
+  const auto diagnosis = diagnose_job(job, [](int rank) {
+    RankReport report = quiet_rank(rank);
+    for (int i = 0; i < 3000; ++i) {
+      if (rank == 77 && i == 5) continue;
+      report.pending.push_back(operation("layer." + std::to_string(i), 10 - i * 0.001));
+    }
+    return report;
+  });
+  REQUIRE(diagnosis.stalls.size() == 1);
+  CHECK(diagnosis.stalls[0].name == "layer.5");
+  CHECK(has(diagnosis.stalls[0].text, "has been waiting for rank 77 "));
+  CHECK(!diagnosis.deadlock);
+  CHECK(!diagnosis.possible_deadlock);
+}
+
+TEST_CASE("an operation that a rank has submitted and does not wait for is not missing there") {
+  SimulatedInspection job(16, 4);
+  // Rank 0 waits for 'last', which the others have submitted after many older operations.
+  const auto diagnosis = diagnose_job(job, [](int rank) {
+    if (rank == 0) return quiet_rank(0, {operation("last", 10, true)});
+    RankReport report = quiet_rank(rank);
+    for (int i = 0; i < 500; ++i) report.pending.push_back(operation(std::to_string(i), 20));
+    report.pending.push_back(operation("last", 10));
+    report.pending.push_back(operation("wait", 10, true));
+    return report;
+  });
+  CHECK(!diagnosis.deadlock);
+  CHECK(!diagnosis.possible_deadlock);
+  for (const auto& stall : diagnosis.stalls) CHECK(stall.name != "last");
+}
+
+TEST_CASE("a deadlock is found if each rank waits for an operation of its own") {
+  SimulatedInspection job(900, 8);
+  const auto diagnosis = diagnose_job(job, [](int rank) {
+    return quiet_rank(rank, {operation("of." + std::to_string(rank), 10, true)});
+  });
+  REQUIRE(diagnosis.deadlock);
+  CHECK(has(*diagnosis.deadlock, "deadlock: every rank waits"));
+  CHECK(has(*diagnosis.deadlock, "Rank 0 waits for 'of.0' (not submitted by ranks 1-899)"));
+  CHECK(diagnosis.deadlocked_sets == std::vector<std::uint32_t>{0});
+}
+
+TEST_CASE("more operations than an inspection may name are a possible deadlock") {
+  SimulatedInspection job(1500, 8);
+  const auto diagnosis = diagnose_job(job, [](int rank) {
+    return quiet_rank(rank, {operation("of." + std::to_string(rank), 10, true)});
+  });
+  CHECK(!diagnosis.deadlock);
+  REQUIRE(diagnosis.possible_deadlock);
+  CHECK(has(*diagnosis.possible_deadlock, "every rank waits"));
+  CHECK(diagnosis.stalls.size() == Report::kMostOperations);
+}
+
+TEST_CASE("a rank that computes may help all others") {
+  SimulatedInspection job(40, 8);
+  const auto state = [](int rank) {
+    RankReport report = quiet_rank(rank, {operation(rank % 2 == 0 ? "x" : "y", 10, true)});
+    if (rank == 9) report = quiet_rank(rank);
+    return report;
+  };
+  const auto diagnosis = diagnose_job(job, state);
+  CHECK(!diagnosis.deadlock);
+  CHECK(!diagnosis.possible_deadlock);
+  CHECK(diagnosis.stalls.size() == 2);
+}
+
+TEST_CASE("ranks that have joined are not missing, and busy threads make a deadlock possible") {
+  SimulatedInspection job(12, 4);
+  const auto diagnosis = diagnose_job(job, [](int rank) {
+    RankReport report = quiet_rank(rank, {operation(rank < 6 ? "x" : "y", 10, true)});
+    if (rank == 3) report.busy_threads = 2;
+    if (rank == 11) {
+      report.pending = {operation("join", 10, true)};
+      report.pending[0].join = true;
+    }
+    return report;
+  });
+  CHECK(!diagnosis.deadlock);
+  REQUIRE(diagnosis.possible_deadlock);
+  CHECK(has(*diagnosis.possible_deadlock, "'x' (not submitted by ranks 6-10)"));
+  CHECK(has(*diagnosis.possible_deadlock, ", and has 2 threads that do not wait"));
+}
+
+TEST_CASE("no message of an inspection grows with the number of pending operations") {
+  const auto largest = [](int ranks, int operations) {
+    SimulatedInspection job(ranks, 8);
+    job.run([&](int rank) {
+      RankReport report = quiet_rank(rank);
+      for (int i = 0; i < operations; ++i) {
+        report.pending.push_back(operation("layer." + std::to_string(i), 10 - i * 0.0001, i == 0));
+      }
+      return report;
+    });
+    return job.largest();
+  };
+  CHECK(largest(100, 5000) <= largest(100, 50));
+  // Ranks that do the same are one range, whose numbers have more digits.
+  CHECK(largest(3000, 50) < largest(100, 50) + 200);
+}
+
+TEST_CASE("the answer of a rank outside the subtree, or about another operation, is refused") {
+  const Topology topology(std::vector<int>{0, 0, 0});
+  StallInspection root(topology.position(0));
+  root.begin(5);
+  root.answer(quiet_rank(0, {operation("x", 10, true)}));
+  Report report = answer_of(quiet_rank(2), question(1));
+  CHECK_THROWS_AS(root.receive(1, report), WireError);
+  report = answer_of(quiet_rank(1), question(1));
+  report.ranks = 2;
+  CHECK_THROWS_AS(root.receive(1, report), WireError);
+  for (const int rank : {1, 2}) root.receive(rank, answer_of(quiet_rank(rank), question(1)));
+  root.answer(quiet_rank(0, {operation("x", 10, true)}));
+  report = answer_of(quiet_rank(1, {operation("y", 1)}), question(2));
+  CHECK_THROWS_AS(root.receive(1, report), WireError);
+  CHECK(root.unanswered() == std::vector<int>{1, 2});
+}

@@ -1,0 +1,355 @@
+// Tests of callers that run the progress loop while they wait: several threads, waits in slices,
+// concurrent submissions, and the end of the engine during a wait.
+#include <doctest/doctest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "engine/loop/spin_budget.h"
+#include "harness/cluster.h"
+#include "transport/doorbell.h"
+
+using namespace horoplug;
+using namespace horoplug::testing;
+
+namespace {
+
+// An allreduce in place of `count` float32 ones.
+struct Ones {
+  explicit Ones(std::size_t count) : data(count, 1.0F) {}
+  OperationPtr operation(Engine& engine, const std::string& name) {
+    return operation_of({.name = name,
+                         .shape = {static_cast<std::int64_t>(data.size())},
+                         .input = data.data(),
+                         .output = data.data()},
+                        engine.members(0));
+  }
+  void check(const Engine& engine) const {
+    for (const float value : data) {
+      if (value != static_cast<float>(engine.size())) throw std::runtime_error("wrong sum");
+    }
+  }
+  std::vector<float> data;
+};
+
+// Waits in slices of random length until the operation is done.
+void await_in_slices(Engine& engine, hp_handle handle, std::mt19937_64& random) {
+  for (int slices = 0; slices < 1000000; ++slices) {
+    const double slice = std::ldexp(1e-6, static_cast<int>(random() % 14));
+    const Status status = engine.wait(handle, slice);
+    if (status.code == HP_IN_PROGRESS) continue;
+    engine.handles().release(handle);
+    if (!status.ok()) throw Error(status.code, status.message);
+    return;
+  }
+  throw std::runtime_error("never done");
+}
+
+void perform_once(Engine& engine, const std::string& name, std::size_t count) {
+  Ones ones(count);
+  const OperationPtr operation = ones.operation(engine, name);
+  const Status status = engine.perform(operation, 60);
+  engine.handles().release(operation->handle);
+  if (!status.ok()) throw Error(status.code, status.message);
+  ones.check(engine);
+}
+
+// Runs body(thread) on several threads and rethrows the first failure.
+void in_threads(int count, const std::function<void(int thread)>& body) {
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        body(i);
+      } catch (...) {
+        failures[static_cast<std::size_t>(i)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("threads of a rank wait, run the loop in turn, and submit in different orders") {
+  for (const Transport transport : kTransports) {
+    for (const int ranks : {2, 3, 8}) {
+      CAPTURE(transport_name(transport));
+      Cluster cluster(transport, ranks);
+      const int rounds = ranks == 8 ? 15 : 40;
+      cluster.run([&](int rank) {
+        Engine& engine = cluster.engine(rank);
+        in_threads(4, [&](int thread) {
+          std::mt19937_64 random(test_seed() + static_cast<std::uint64_t>(100 * rank + thread));
+          const std::string name = "t" + std::to_string(thread) + ".";
+          for (int round = 0; round < rounds; ++round) {
+            // Each rank chooses randomly how it waits.
+            if (random() % 3 == 0) {
+              perform_once(engine, name + std::to_string(round) + ".0", 10);
+              perform_once(engine, name + std::to_string(round) + ".1", 5000);
+              continue;
+            }
+            std::vector<Ones> ones{Ones(10), Ones(5000)};
+            std::vector<hp_handle> handles;
+            for (std::size_t i = 0; i < 2; ++i) {
+              const std::string full = name + std::to_string(round) + "." + std::to_string(i);
+              handles.push_back(engine.submit(ones[i].operation(engine, full)));
+            }
+            if (random() % 2 == 0) std::swap(handles[0], handles[1]);
+            for (const hp_handle handle : handles) await_in_slices(engine, handle, random);
+            for (const Ones& tensor : ones) tensor.check(engine);
+          }
+        });
+      });
+    }
+  }
+}
+
+TEST_CASE("the progress thread finishes operations after their caller stops waiting") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(transport_name(transport));
+    Cluster cluster(transport, 2);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      for (int round = 0; round < 50; ++round) {
+        // Rank 0 runs the loop for a moment and then only polls.
+        Ones later(1000);
+        const std::string name = "later." + std::to_string(round);
+        const OperationPtr operation = later.operation(engine, name);
+        Status status = engine.perform(operation, rank == 0 ? 20e-6 : 60);
+        for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
+          std::this_thread::yield();
+          status = engine.handles().poll(operation->handle);
+        }
+        CHECK(status.ok());
+        engine.handles().release(operation->handle);
+        later.check(engine);
+      }
+    });
+  }
+}
+
+TEST_CASE("a progress thread that sleeps in an operation is woken when the peers begin it") {
+  constexpr int kRounds = 100;
+  Cluster cluster(Transport::kShm, 2);
+  std::atomic<int> begun{0};
+  std::atomic<std::int64_t> late_at{0};  // when rank 1 submitted; steady clock, in ns
+  double waited = 0;                     // seconds of rank 0 after that
+  const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch(); };
+  cluster.run([&](int rank) {
+    Engine& engine = cluster.engine(rank);
+    for (int round = 0; round < kRounds; ++round) {
+      // Rank 1 submits late, so that rank 0 falls asleep in its batch once the plan is installed.
+      while (rank == 1 && begun.load() <= round) std::this_thread::yield();
+      for (int i = 0; rank == 1 && i < 2000; ++i) std::this_thread::yield();
+      Ones ones(100'000);
+      const OperationPtr operation = ones.operation(engine, "late");
+      if (rank == 1) late_at.store(std::chrono::nanoseconds(now()).count());
+      const hp_handle handle = engine.submit(operation);
+      if (rank == 0) begun.store(round + 1);
+      Status status{HP_IN_PROGRESS, ""};
+      for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
+        std::this_thread::yield();
+        status = engine.poll(handle);
+      }
+      CHECK(status.ok());
+      const auto late = std::chrono::nanoseconds(late_at.load());
+      if (rank == 0) waited += std::chrono::duration<double>(now() - late).count();
+      engine.handles().release(handle);
+      ones.check(engine);
+    }
+  });
+  // Without the wake-up, the thread would check its work only four times per second. What rank 1
+  // spends before it submits does not count: on a busy machine it takes longer than all the rest.
+  CHECK(waited < kRounds / 8);
+  CHECK(cluster.engine(0).stats().planned_batches > kRounds / 2);
+}
+
+TEST_CASE("a caller whose operation is rejected releases the loop to the progress thread") {
+  Cluster cluster(Transport::kThreads, 2);
+  Ones first(4);
+  const hp_handle handle = cluster.engine(0).submit(first.operation(cluster.engine(0), "twice"));
+  Ones second(4);
+  const OperationPtr refused = second.operation(cluster.engine(0), "twice");
+  CHECK(failure_of([&] { cluster.engine(0).perform(refused, 60); }).code == HP_DUPLICATE_NAME);
+  CHECK(refused->handle == 0);
+  perform_once(cluster.engine(1), "twice", 4);
+  await(cluster.engine(0), handle);
+}
+
+TEST_CASE("shutdown and abort end the waits of callers that run the loop, on all ranks") {
+  for (const Transport transport : kTransports) {
+    for (const bool aborts : {false, true}) {
+      CAPTURE(transport_name(transport));
+      Cluster cluster(transport, 3);
+      std::atomic<int> waiting{0};
+      std::vector<Status> failures(3);
+      std::thread ender([&] {
+        while (waiting < 2) std::this_thread::yield();
+        if (aborts) {
+          cluster.engine(0).abort("enough");
+        } else {
+          cluster.engine(0).shutdown();
+        }
+      });
+      cluster.run([&](int rank) {
+        if (rank == 2) return;  // the others wait for it
+        Ones ones(10);
+        const OperationPtr operation = ones.operation(cluster.engine(rank), "never");
+        ++waiting;
+        failures[static_cast<std::size_t>(rank)] = failure_of([&] {
+          const Status status = cluster.engine(rank).perform(operation, 60);
+          throw Error(status.code, status.message);
+        });
+      });
+      ender.join();
+      for (const int rank : {0, 1}) {
+        const Status& status = failures[static_cast<std::size_t>(rank)];
+        CHECK(status.code == (aborts ? HP_ABORTED : HP_SHUT_DOWN));
+      }
+      CHECK(failure_of([&] { perform_once(cluster.engine(1), "later", 4); }).code != HP_OK);
+    }
+  }
+}
+
+TEST_CASE("callers in a deadlock get an error while they run the loop") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.3;
+  for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
+    Cluster cluster(transport, 2, options);
+    cluster.run([&](int rank) {
+      const Status status =
+          failure_of([&] { perform_once(cluster.engine(rank), "x" + std::to_string(rank), 4); });
+      CHECK(status.code == HP_DEADLOCK);
+    });
+    cluster.run([&](int rank) { perform_once(cluster.engine(rank), "x", 4); });
+  }
+}
+
+TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
+  // All jobs at the same time, since they do little but wait.
+  std::vector<std::thread> jobs;
+  for (const Transport transport : kTransports) {
+    jobs.emplace_back([transport] {
+      CAPTURE(transport_name(transport));
+      Cluster cluster(transport, 2);
+      cluster.run([&](int rank) { perform_once(cluster.engine(rank), "before", 4); });
+      // Rank 0 waits in slices, as Python does.
+      const std::uint64_t before = cluster.engine(0).stats().wakeups;
+      Ones ones(4);
+      const OperationPtr operation = ones.operation(cluster.engine(0), "late");
+      CHECK(cluster.engine(0).perform(operation, 0.05).code == HP_IN_PROGRESS);
+      for (int i = 0; i < 9; ++i) {
+        CHECK(cluster.engine(0).wait(operation->handle, 0.05).code == HP_IN_PROGRESS);
+      }
+      CHECK(cluster.engine(0).stats().wakeups - before < 60);
+      perform_once(cluster.engine(1), "late", 4);
+      await(cluster.engine(0), operation->handle);
+      // The progress thread may check its deadlines once more before it sleeps without a time
+      // limit.
+      const std::uint64_t after = cluster.engine(0).stats().wakeups;
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      const std::uint64_t rest = cluster.engine(0).stats().wakeups;
+      CHECK(rest - after <= 4);
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      CHECK(cluster.engine(0).stats().wakeups == rest);
+    });
+  }
+  for (std::thread& job : jobs) job.join();
+}
+
+namespace {
+
+// Simulates a wait for an event that arrives after `arrives` seconds; waking a sleeping thread
+// takes `wakes` seconds more. Returns the time spent spinning.
+double wait_once(SpinBudget& budget, double arrives, double wakes) {
+  constexpr double kLook = 1e-6;
+  double time = 0;
+  while (time < arrives && budget.spin(time)) time += kLook;
+  const double spun = time;
+  budget.found(time < arrives ? arrives + wakes : time);
+  return spun;
+}
+
+}  // namespace
+
+TEST_CASE("a doorbell wakes a sleeping owner, and a resting owner only by ring()") {
+  Doorbell bell;
+  const auto heard = [&] {
+    pollfd entry{bell.fd(), POLLIN, 0};
+    const bool rung = ::poll(&entry, 1, 0) == 1;
+    bell.silence();
+    return rung;
+  };
+  const auto ring = [&] {
+    bell.ring();
+    return heard();
+  };
+  const auto ring_unless_resting = [&] {
+    bell.ring_unless_resting();
+    return heard();
+  };
+  CHECK(!ring());
+  CHECK(!ring_unless_resting());
+  bell.prepare_sleep();
+  CHECK(ring());
+  CHECK(!ring());  // the owner is awake now
+  bell.prepare_sleep();
+  CHECK(ring_unless_resting());
+  CHECK(!ring_unless_resting());
+  bell.prepare_sleep();
+  bell.rest();
+  CHECK(!ring_unless_resting());
+  CHECK(ring());
+  CHECK(!ring());
+  bell.prepare_sleep();
+  bell.rest();
+  bell.finish_sleep();
+  CHECK(!ring());
+}
+
+TEST_CASE("the spin budget follows whether spinning pays") {
+  SpinBudget budget;
+  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
+  double total = 0;
+  for (int i = 0; i < 160; ++i) total += wait_once(budget, 1.0, 0);
+  CHECK(total == doctest::Approx(10 * SpinBudget::kTry).epsilon(0.1).scale(0));
+  for (int i = 0; i < 10 * SpinBudget::kRests; ++i) wait_once(budget, 10e-6, 0);
+  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  // A budget that was reduced grows again.
+  SpinBudget cut;
+  for (int i = 0; i < 3; ++i) wait_once(cut, 1.0, 0);
+  for (int i = 0; i < 5; ++i) wait_once(cut, 10e-6, 0);
+  CHECK(wait_once(cut, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+}
+
+TEST_CASE("ranks that all sleep start to spin again") {
+  SpinBudget budget;
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
+  // Events are delayed by the wake-ups of the peers, for longer than the first try to spin.
+  int asleep = 0;
+  for (int i = 0; i < 10 * SpinBudget::kRests; ++i)
+    asleep += wait_once(budget, 90e-6, 30e-6) < 89e-6;
+  CHECK(asleep <= 3 * SpinBudget::kRests);
+}
+
+TEST_CASE("the spin budget stays small if events always arrive after the spinning ends") {
+  SpinBudget budget;
+  double total = 0;
+  for (int i = 0; i < 1600; ++i) {
+    double time = 0;
+    while (budget.spin(time)) time += 1e-6;
+    total += time;
+    budget.found(time + 30e-6);  // as on a processor that the peers need: however long it spins
+  }
+  CHECK(total / 1600 < 5e-6);
+}
