@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.harness.checks.errors import errors_of_survivors
+from tests.harness.checks.tensorflow_failures import check_shutdown_here
 from tests.harness.support import NO_LIMITS, run_script, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -101,40 +102,6 @@ def check_different_graphs():
 def test_deadlock_of_graphs_ends_by_time_limit(pool):
     with pool.ranks(2, env={"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "1"}) as job:
         job.run(check_different_graphs)
-
-
-def check_shutdown_here():
-    """A thread waits for an operation that ends because another thread shuts down."""
-    failures = []
-
-    def wait(call):
-        try:
-            call(tf.ones(3))
-        except tf.errors.OpError as error:
-            failures.append(error)
-
-    pending = tf.function(lambda x: [hvd.allreduce(x + i, name=f"p{i}") for i in range(10)])
-    pending.get_concrete_function(tf.ones(3))
-    if hvd.rank() == 0:
-        calls = [pending, lambda x: hvd.allreduce(x, name="eager")]
-        threads = [threading.Thread(target=wait, args=(call,)) for call in calls]
-        for thread in threads:
-            thread.start()
-        hvd.allgather(tf.ones(1), name="begun")
-        hvd.shutdown()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        assert len(failures) == 2
-        kinds = (tf.errors.UnknownError, tf.errors.FailedPreconditionError)
-        assert all(isinstance(failure, kinds) for failure in failures)
-    else:
-        hvd.allgather(tf.ones(1), name="begun")
-        with pytest.raises(tf.errors.UnknownError, match="rank 0 has shut down"):
-            hvd.allreduce(tf.ones(3), name="never")
-        hvd.shutdown()
-    hvd.init()
-    assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]
 
 
 def test_shutdown_while_operations_are_pending(pool):

@@ -1,13 +1,15 @@
-"""The oldest supported TensorFlow, which has no asynchronous kernels, in the environment .venv-oldest
-(requirements/tensorflow-oldest.txt). HOROPLUG_TENSORFLOW_KERNELS makes the current version behave like it, or like a
-later version whose callbacks cannot be moved."""
+"""The oldest supported TensorFlow, whose C API has no asynchronous kernels, in the environment .venv-oldest
+(requirements/tensorflow-oldest.txt). HOROPLUG_TENSORFLOW_KERNELS makes the current version behave like it, like a
+version whose asynchronous kernels cannot be derived either, or like one whose callbacks cannot be moved."""
 
 import contextlib
+import importlib
 
 import pytest
 
 from tests.harness import ROOT
 from tests.harness.checks import tensorflow_elastic as of_elastic
+from tests.harness.checks import tensorflow_failures as of_failures
 from tests.harness.checks import tensorflow_gradients as of_gradients
 from tests.harness.checks import tensorflow_ops as of_ops
 from tests.harness.checks import tensorflow_optimizer as of_optimizer
@@ -31,12 +33,19 @@ def two_ranks(python=None, kernels=None):
         pool.close()
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    """Two ranks with TensorFlow 2.12, or with kernels like those of 2.12."""
-    with two_ranks(PYTHON) if PYTHON.exists() else two_ranks(kernels="synchronous") as job:
+@pytest.fixture(scope="module", params=["oldest", "blocking"])
+def ranks(request):
+    """Two ranks with TensorFlow 2.12 or with kernels like those of 2.12, and with kernels that block."""
+    python = PYTHON if PYTHON.exists() else None
+    derived = None if python else "derived"
+    with two_ranks(python, {"oldest": derived, "blocking": "synchronous"}[request.param]) as job:
         assert job.run(lambda: tf.__version__ == "2.12.1") == [PYTHON.exists()] * 2
+        assert job.run(runs_concurrently) == [request.param == "oldest"] * 2
         yield job
+
+
+def runs_concurrently():
+    return importlib.import_module("horoplug.tensorflow.library").runs_concurrently()
 
 
 def check_operations(key):
@@ -133,6 +142,10 @@ def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks):
 
 def test_elastic_run_restores_the_last_commit(ranks):
     ranks.run(check_elastic)
+
+
+def test_shutdown_while_operations_are_pending(ranks):
+    ranks.run(of_failures.check_shutdown_here)
 
 
 def test_kernels_whose_callbacks_cannot_be_moved():

@@ -1,6 +1,5 @@
 """Every operation on TensorFlow tensors, in eager mode and in graphs: dtypes, shapes, order, sparse tensors, errors."""
 
-import random
 from unittest.mock import patch
 
 import numpy as np
@@ -22,6 +21,7 @@ from tests.harness.checks.tensorflow_ops import (
     error_of,
     same,
 )
+from tests.harness.checks.tensorflow_orders import check_any_order
 from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -90,29 +90,6 @@ def test_factors_names_and_queries(ranks):
 
 def test_shapes_in_graphs(ranks):
     ranks.run(check_shapes_in_graphs)
-
-
-def check_any_order(key):
-    """Each rank starts the operations in a different order. Some operations need the results of others."""
-    size, rank = hvd.size(), hvd.rank()
-    mine = random.Random(f"{key}/{rank}")
-    count = 60
-
-    @tf.function
-    def step(x):
-        results = {}
-        order = list(range(count))
-        mine.shuffle(order)
-        for i in order:
-            y = hvd.allreduce(x + i, op=hvd.Sum, name=f"one{i}")
-            results[i] = hvd.broadcast(y + rank, i % size, name=f"two{i}") if i % 3 == 0 else y
-        return [results[i] for i in range(count)]
-
-    for turn in range(12):  # repeated steps become a plan
-        outputs = step(tf.fill([5 if turn < 10 else 2000], float(turn)))
-        for i, output in enumerate(outputs):
-            expected = size * (turn + i) + (i % size if i % 3 == 0 else 0)
-            assert (output.numpy() == expected).all(), (turn, i)
 
 
 def test_ranks_start_operations_in_different_orders(ranks):

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../common/engine_slot.h"
+#include "derived_kernel.h"
 #include "handles.h"
 #include "ops.h"
 #include "xla.h"
@@ -35,10 +36,11 @@ __attribute__((visibility("default"))) const char* horoplug_tensorflow_problem()
   return problem().c_str();
 }
 
-// Whether TensorFlow supports asynchronous kernels, which return before the operation has ended.
+// Whether kernels are asynchronous ones, which return before the operation has ended.
 // The operation HorovodDefers tells whether they work.
 __attribute__((visibility("default"))) bool horoplug_tensorflow_asynchronous() {
-  return horoplug::tensorflow::api().NewAsyncKernelBuilder != nullptr;
+  return horoplug::tensorflow::api().NewAsyncKernelBuilder != nullptr ||
+         horoplug::tensorflow::can_derive_kernels();
 }
 
 // Registers the custom call for functions that XLA compiles. Returns what TensorFlow lacks for

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "derived_kernel.h"
 #include "handles.h"
 #include "kernel.h"
 
@@ -124,22 +125,34 @@ void define() {
   status.check();
 }
 
+// The arguments that TensorFlow copies to the host's memory and back if their tensors are on
+// another device: all of them.
+std::vector<std::string> host_arguments(const OpRow& row) {
+  std::vector<std::string> names;
+  for (const auto& specs : {inputs_of(row), outputs_of(row)}) {
+    for (const std::string& spec : specs) names.push_back(spec.substr(0, spec.find(':')));
+  }
+  return names;
+}
+
 template <std::size_t kIndex>
 void define_kernel(const char* device) {
   const OpRow& row = kOps[kIndex];
   using Callback = Callbacks<kIndex>;
+  static constexpr AsyncKernelFunctions kFunctions{Callback::create, Callback::run_async,
+                                                   Callback::remove};
   const bool may_defer = row.query == Query::kNone || row.query == Query::kDefers;
+  if (may_defer && can_derive_kernels()) {
+    return register_derived_kernel(row.name, device, host_arguments(row), kFunctions);
+  }
   const bool is_async = may_defer && api().NewAsyncKernelBuilder != nullptr;
   TF_KernelBuilder* const builder =
-      is_async ? api().NewAsyncKernelBuilder(row.name, device, Callback::create,
-                                             Callback::run_async, Callback::remove)
+      is_async ? api().NewAsyncKernelBuilder(row.name, device, kFunctions.create,
+                                             kFunctions.compute, kFunctions.remove)
                : api().NewKernelBuilder(row.name, device, Callback::create, Callback::run,
                                         Callback::remove);
-  // TensorFlow copies tensors on other devices to the host's memory and back.
-  for (const auto& specs : {inputs_of(row), outputs_of(row)}) {
-    for (const std::string& spec : specs) {
-      api().KernelBuilder_HostMemory(builder, spec.substr(0, spec.find(':')).c_str());
-    }
+  for (const std::string& name : host_arguments(row)) {
+    api().KernelBuilder_HostMemory(builder, name.c_str());
   }
   const CallStatus status;
   api().RegisterKernelBuilder((std::string(row.name) + device).c_str(), builder, status.get());

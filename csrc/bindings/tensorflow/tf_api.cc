@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "derived_kernel.h"
+
 namespace horoplug::tensorflow {
 namespace {
 
@@ -32,7 +34,12 @@ const char* load_api() {
 #undef HOROPLUG_TF_TRY
   const bool has_both = functions.NewAsyncKernelBuilder != nullptr &&
                         functions.RunAsyncOpKernelDoneCallback != nullptr;
-  if (!has_both || kernels_are("synchronous")) functions.NewAsyncKernelBuilder = nullptr;
+  if (!has_both || kernels_are("synchronous") || kernels_are("derived")) {
+    functions.NewAsyncKernelBuilder = nullptr;
+    if (!kernels_are("synchronous") && load_derived_kernels(library)) {
+      functions.RunAsyncOpKernelDoneCallback = run_derived_done;
+    }
+  }
   return "";
 }
 

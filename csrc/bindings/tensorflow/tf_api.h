@@ -125,16 +125,17 @@ struct Api {
 };
 // NOLINTEND(readability-identifier-naming,bugprone-macro-parentheses)
 
-// Looks up all functions. Returns what is missing, or an empty string. Of the two functions for
-// asynchronous kernels, either both are set or none.
+// Looks up all functions. Returns what is missing, or an empty string. If NewAsyncKernelBuilder is
+// null, kernels are asynchronous only if can_derive_kernels() (see derived_kernel.h). If they are,
+// RunAsyncOpKernelDoneCallback is set.
 const char* load_api();
 
 // Requires a successful load_api().
 const Api& api();
 
 // Whether HOROPLUG_TENSORFLOW_KERNELS has a value. It makes this version behave like others for
-// tests: "synchronous" (TensorFlow has no asynchronous kernels), or "unmovable" (the callback has
-// another layout, see deferred_done.h).
+// tests: "derived" (the C API has no asynchronous kernels), "synchronous" (nor can they be
+// derived), or "unmovable" (the callback has another layout, see deferred_done.h).
 bool kernels_are(std::string_view kind);
 
 }  // namespace horoplug::tensorflow
