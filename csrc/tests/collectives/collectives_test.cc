@@ -23,6 +23,8 @@ constexpr int kRanks[] = {1, 2, 3, 5};
 constexpr std::size_t kLargeCounts[] = {70'001, 270'003};
 constexpr int kForcedRanks[] = {6};
 constexpr std::size_t kForcedCounts[] = {1, 999, 140'007};
+constexpr std::size_t kGatheredUnits[] = {1, 3'001};
+constexpr std::size_t kScatteredRows[] = {1, 2, 5, 13, 9'007};
 constexpr int kLaneRanks[] = {4};
 constexpr std::size_t kSeveralBlocks = 1'300'003;
 #else
@@ -34,6 +36,8 @@ constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
 constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 constexpr int kForcedRanks[] = {2, 3, 6, 7};
 constexpr std::size_t kForcedCounts[] = {1, 999, 300'007, 1'700'003};
+constexpr std::size_t kGatheredUnits[] = {1, 40'001};
+constexpr std::size_t kScatteredRows[] = {1, 2, 5, 13, 100'003};
 constexpr int kLaneRanks[] = {2, 4, 5};
 constexpr std::size_t kSeveralBlocks = 2'300'003;
 #endif
@@ -345,11 +349,11 @@ TEST_CASE("every algorithm for allgather and reducescatter between hosts gives c
         CHECK_NOTHROW(cluster.run([&](int rank) {
           Engine& engine = cluster.engine(rank);
           for (const std::size_t salt : {0, 3, 5}) {
-            for (const std::size_t unit : {1, 40'001}) {
+            for (const std::size_t unit : kGatheredUnits) {
               check_allgather(engine, rank, DType::kFloat64, salt, unit);
             }
           }
-          for (const std::size_t rows : {1, 2, 5, 13, 100'003}) {
+          for (const std::size_t rows : kScatteredRows) {
             check_reducescatter(engine, rank, DType::kFloat32, ReduceOp::kAverage, rows, 3);
             check_reducescatter(engine, rank, DType::kBFloat16, ReduceOp::kSum, rows, 1);
           }
