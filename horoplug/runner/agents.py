@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from . import agent
+from . import agent, spawn_tree
 from .agent_connection import AgentConnection
 from .hosts import Placement
+from .links import ProcessLink
 from .remote import Ssh
 
 CONNECTING = 32  # hosts that ssh connects to at the same time
@@ -30,9 +31,16 @@ class Agents:
         self._ping_seconds = ping_seconds
 
     def start(self, hosts: Sequence[Placement], ssh: Ssh, connect_seconds: float) -> None:
-        """Start an agent on each host. At most :data:`CONNECTING` connections are made at once; :meth:`start_more`
-        starts the other agents. Errors: LostError; agents that were started stay in :attr:`open`."""
-        self.all = [AgentConnection(host, ssh, connect_seconds) for host in hosts]
+        """Start an agent on each host, some of them by the agents of other hosts (spawn_tree.py). At most
+        :data:`CONNECTING` connections are made from this host at once; :meth:`start_more` starts the other agents.
+        Errors: LostError; agents that were started stay in :attr:`open`."""
+        remote = [host for host in hosts if not host.is_local]
+        found: dict[Placement, AgentConnection] = {}
+        for number, parent in enumerate(spawn_tree.parents(len(remote))):
+            above = None if parent is None else found[remote[parent]]
+            host = remote[number]
+            found[host] = AgentConnection(host, ssh, connect_seconds, number, above)
+        self.all = [found.get(host) or AgentConnection(host, ssh, 0.0) for host in hosts]
         self.start_more()
 
     def start_more(self) -> None:
@@ -42,18 +50,30 @@ class Agents:
         waiting = [each for each in self.all if not each.started]
         if not waiting:
             return
-        connecting = sum(each.started and not each.greeted for each in self.open_remote)
+        remote = self.open_remote
+        connecting = sum(not each.greeted and each.parent is None for each in remote)
         for connection in waiting:
-            if not connection.host.is_local and connecting >= CONNECTING:
-                continue
+            if connection.parent is not None:
+                if not connection.parent.greeted:
+                    continue
+            elif not connection.host.is_local:
+                if connecting >= CONNECTING:
+                    continue
+                connecting += 1
             connection.start()
             self.open.add(connection)
-            connecting += not connection.host.is_local
+
+    def start_directly(self, connection: AgentConnection) -> None:
+        """Let the launcher start an agent that another agent has failed to start."""
+        self.open.discard(connection)
+        connection.start_directly()
 
     @property
     def open_remote(self) -> list[AgentConnection]:
-        """The open connections to other hosts."""
-        return [connection for connection in self.open if not connection.host.is_local]
+        """The open connections to other hosts. Agents precede those that they have started, since the loss of the
+        former causes that of the latter."""
+        remote = [connection for connection in self.open if not connection.host.is_local]
+        return sorted(remote, key=lambda connection: connection.depth)
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
@@ -102,13 +122,16 @@ class Agents:
         for wakeup in wakeups:
             poll.register(wakeup, select.POLLIN)
         readable: dict[int, tuple[AgentConnection, bool]] = {}
-        writable: dict[int, AgentConnection] = {}
+        writable: dict[int, ProcessLink] = {}
         for connection in self.open:
-            readable[connection.stdout.fileno()] = connection, False
-            if connection.stderr is not None and not connection.stderr.closed:
-                readable[connection.stderr.fileno()] = connection, True
-            if connection.wants_write:
-                writable[connection.stdin.fileno()] = connection
+            link = connection.link
+            if not isinstance(link, ProcessLink):
+                continue  # its bytes arrive through the connection to another agent
+            readable[link.stdout.fileno()] = connection, False
+            if link.stderr is not None:
+                readable[link.stderr.fileno()] = connection, True
+            if link.wants_write:
+                writable[link.stdin.fileno()] = link
         for fd in readable:
             poll.register(fd, select.POLLIN)
         for fd in writable:
@@ -140,15 +163,26 @@ class Agents:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def drop(self, connection: AgentConnection) -> None:
-        """Stop waiting for an agent. On another host, it ends all its processes itself as soon as it notices."""
-        self.open.discard(connection)
+    def drop(self, connection: AgentConnection) -> list[AgentConnection]:
+        """Stop waiting for an agent and those that are reached through it. On other hosts, they end all their processes
+        themselves as soon as they notice. Returns all these connections."""
+        dropped = [connection, *connection.beyond]
+        self.open.difference_update(dropped)
         connection.end(0.0)
+        return dropped
+
+    def finished(self, connection: AgentConnection) -> None:
+        """Record that an agent has ended all its processes, and its connections to other agents."""
+        self.open.difference_update([connection, *connection.beyond])
 
     def close(self, seconds: float) -> None:
         """Close all connections and wait up to ``seconds`` for each agent to end."""
         for connection in self.all:
-            connection.end(seconds)
+            if connection.parent is None:  # an agent closes those that it has started
+                connection.close()
+        for connection in self.all:
+            if connection.parent is None:
+                connection.end(seconds)
 
 
 def _empty(wakeup: int) -> None:
