@@ -19,6 +19,7 @@ from .blame import describe
 from .hosts import Placement
 from .links import ProcessLink, Tunnel
 from .remote import END_OF_SOURCE, Ssh
+from .slurm_step import SlurmStep
 
 MAX_FRAME = 1 << 24
 _MAX_NOISE = 1 << 20  # bytes that a login shell may print before the agent's greeting
@@ -45,15 +46,17 @@ class AgentConnection:
         connect_seconds: float,
         number: int = 0,
         parent: AgentConnection | None = None,
+        step: SlurmStep | None = None,
     ) -> None:
         """``connect_seconds``: limit for ssh to connect; ``number``: of the host in the job; ``parent``: the agent that
-        starts this one by ssh, None: the launcher does."""
+        starts this one by ssh, None: the launcher does; ``step``: starts it instead of ssh."""
         self.host = host
         self.parent = parent
         self.greeted = False
         self.done = False  # whether it has reported that all its processes have ended
         self.heard = math.inf  # the time of the agent's last sign of life
         self._ssh = ssh
+        self._step = step
         self._connect_seconds = connect_seconds
         self._number = agent.FIRST_TUNNEL - number
         self._inbox = bytearray()
@@ -71,6 +74,8 @@ class AgentConnection:
             command = [sys.executable, "-I", "-S", "-X", "utf8", str(path.resolve())]
             return ProcessLink(command, b"", _lock, own_stderr=True)
         source = path.read_bytes() + END_OF_SOURCE
+        if self._step is not None:
+            return self._step.link(self.host.name, source, _lock)
         if self.parent is None:
             command = self._ssh.command(self.host.name, self._connect_seconds)
             return ProcessLink(command, source, _lock, own_stderr=False)
@@ -197,13 +202,14 @@ class AgentConnection:
             return f"the agent on this host {describe(128 - code if is_signal else code)}"
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
+        how = f"{'ssh' if self._step is None else 'srun'} {describe(code)}"
         if self.greeted and is_signal:
             return f"the connection was lost: the agent {describe(128 - code)}"
         if self.greeted:
-            return f"the connection was lost: {said[-1] if said else 'ssh ' + describe(code)}"
+            return f"the connection was lost: {said[-1] if said else how}"
         if code in (126, 127):
             return f"Python cannot be run there: {said[-1] if said else describe(code)}"
-        return said[-1] if said else f"ssh {describe(code)}"
+        return said[-1] if said else how
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

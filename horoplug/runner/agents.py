@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from . import agent, spawn_tree
-from .agent_connection import AgentConnection
+from .agent_connection import AgentConnection, LostError
 from .hosts import Placement
 from .links import ProcessLink
 from .remote import Ssh
+from .slurm_step import SlurmStep
 
 CONNECTING = 32  # hosts that ssh connects to at the same time
 
@@ -29,18 +30,33 @@ class Agents:
         self.all: list[AgentConnection] = []
         self.open: set[AgentConnection] = set()
         self._ping_seconds = ping_seconds
+        self._step: SlurmStep | None = None
 
-    def start(self, hosts: Sequence[Placement], ssh: Ssh, connect_seconds: float) -> None:
+    def start(
+        self,
+        hosts: Sequence[Placement],
+        ssh: Ssh,
+        connect_seconds: float,
+        step: SlurmStep | None = None,
+    ) -> None:
         """Start an agent on each host, some of them by the agents of other hosts (spawn_tree.py). At most
         :data:`CONNECTING` connections are made from this host at once; :meth:`start_more` starts the other agents.
-        Errors: LostError; agents that were started stay in :attr:`open`."""
+        ``step``: starts the agents of other hosts instead of ssh. Errors: LostError; agents that were started stay in
+        :attr:`open`."""
         remote = [host for host in hosts if not host.is_local]
         found: dict[Placement, AgentConnection] = {}
-        for number, parent in enumerate(spawn_tree.parents(len(remote))):
+        tree = [None] * len(remote) if step is not None else spawn_tree.parents(len(remote))
+        for number, parent in enumerate(tree):
             above = None if parent is None else found[remote[parent]]
             host = remote[number]
-            found[host] = AgentConnection(host, ssh, connect_seconds, number, above)
+            found[host] = AgentConnection(host, ssh, connect_seconds, number, above, step)
         self.all = [found.get(host) or AgentConnection(host, ssh, 0.0) for host in hosts]
+        self._step = step
+        if step is not None:
+            try:
+                step.start()
+            except OSError as error:
+                raise LostError(f"srun cannot be run: {error.strerror}") from None
         self.start_more()
 
     def start_more(self) -> None:
@@ -56,7 +72,7 @@ class Agents:
             if connection.parent is not None:
                 if not connection.parent.greeted:
                     continue
-            elif not connection.host.is_local:
+            elif not connection.host.is_local and self._step is None:
                 if connecting >= CONNECTING:
                     continue
                 connecting += 1
@@ -183,6 +199,8 @@ class Agents:
         for connection in self.all:
             if connection.parent is None:
                 connection.end(seconds)
+        if self._step is not None:
+            self._step.end(seconds)
 
 
 def _empty(wakeup: int) -> None:

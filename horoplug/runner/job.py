@@ -31,6 +31,7 @@ from .outlet import Outlets
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
+from .slurm_step import Srun
 from .startup import Startup, prescribed_interface
 from .status import SECONDS, wanted
 
@@ -51,6 +52,7 @@ class Job:
         hosts: Sequence[Placement],
         began: float,
         ssh: Ssh | None = None,
+        srun: Srun | None = None,
         forward: Sequence[str] = (),
         interfaces: Sequence[str] = (),
         compat: bool = False,
@@ -63,8 +65,9 @@ class Job:
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: the hosts and their ranks.
         ``began``: the time from which the start timeout counts (``time.monotonic()``). ``ssh``: how to reach other
-        hosts. ``forward``: names and patterns of further variables for them. ``interfaces``: names of the network
-        interfaces to use; empty: they are found automatically.
+        hosts. ``srun``: starts the agents of other hosts instead of ssh. ``forward``: names and patterns of further
+        variables for them. ``interfaces``: names of the network interfaces to use; empty: they are found
+        automatically.
         ``folder``: for the ranks' raw output. ``timestamps``: print the time before every line. ``status``: show a
         status line if the output is a terminal. ``variables``: environment variables for the ranks, by full name.
         ``serve``: called before the ranks start, with an address that all of them reach and the job's secret; returns
@@ -108,6 +111,7 @@ class Job:
             began=began,
             seconds=start_seconds,
             on_rendezvous=self._on_rendezvous,
+            srun=srun,
         )
         self._console = Console(
             outlets,
