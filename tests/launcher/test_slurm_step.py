@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 
 import psutil
 import pytest
@@ -294,7 +295,9 @@ def test_srun_that_cannot_start_tasks(allocated, tmp_path, fails):
     (tmp_path / "srun").write_text(f"#!/bin/sh\n{says if fails else 'exec sleep 600'}\n")
     (tmp_path / "srun").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    began = time.monotonic()
     status, output = allocated(*HOROVODRUN, "--start-timeout", 5, "true", **env)
+    assert time.monotonic() - began < 15
     why = (
         f"host {OTHER}: srun: error: Unable to create step for job 1: Invalid job id "
         "(--ssh ssh starts the agents by ssh)"
