@@ -86,10 +86,8 @@ class Agents:
 
     @property
     def open_remote(self) -> list[AgentConnection]:
-        """The open connections to other hosts. Agents precede those that they have started, since the loss of the
-        former causes that of the latter."""
-        remote = [connection for connection in self.open if not connection.host.is_local]
-        return sorted(remote, key=lambda connection: connection.depth)
+        """The open connections to other hosts."""
+        return [connection for connection in self.open if not connection.host.is_local]
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
@@ -99,8 +97,9 @@ class Agents:
             connection.send(command)
 
     def announce_suspension(self) -> None:
-        """Tell the agents on other hosts that this process will send no pings for a while."""
-        for connection in self.all:
+        """Tell the agents on other hosts that this process will send no pings for a while. An agent gets this after
+        the agents that it has started, since their frames are signs of life for it, too."""
+        for connection in sorted(self.all, key=lambda each: -each.depth):
             if not connection.host.is_local:
                 connection.send(agent.SUSPENDED)
 
@@ -176,6 +175,15 @@ class Agents:
     def silent(self, now: float, *, ending: bool) -> list[AgentConnection]:
         """The connections to hosts that count as lost by now."""
         return [each for each in self.open_remote if now > self.silent_at(each, ending=ending)]
+
+    def cause_of_silence(self, connection: AgentConnection, now: float) -> AgentConnection:
+        """The agent that is lost if a connection is silent: the first one on the way there that has been silent, too.
+        Whatever arrives from an agent is a sign of life of those before it, which therefore reach a limit later."""
+        limit = self.quiet_seconds - 1.5 * self._ping_seconds
+        way = [connection]
+        while (parent := way[-1].parent) is not None:
+            way.append(parent)
+        return next((each for each in reversed(way) if now - each.heard > limit), connection)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

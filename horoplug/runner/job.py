@@ -203,7 +203,8 @@ class Job:
             self._fail(str(error))
         if self._outcome.due is not None and now >= self._outcome.due:
             self._decide(now)
-        for connection in silent:
+        for each in silent:
+            connection = self._agents.cause_of_silence(each, now)
             self._lost(connection, f"no sign of life for {self._agents.lost_seconds:g} s")
 
     # ---- frames of agents --------------------------------------------------------------------------------------------
@@ -308,7 +309,8 @@ class Job:
         for connection in self._agents.open_remote:
             seconds = now - connection.heard
             if seconds > self._agents.quiet_seconds:
-                self._lost(connection, f"no sign of life for {seconds:.0f} s")
+                cause = self._agents.cause_of_silence(connection, now)
+                self._lost(cause, f"no sign of life for {seconds:.0f} s")
                 return
         self._outcome.fail_first_rank(now)
         self._agents.send(agent.TERMINATE)
