@@ -8,7 +8,9 @@
   ``output`` merges what ranks print, ``status`` formats the status line, ``outlet`` writes without blocking the event
   loop. ``signals`` installs the signal handlers.
 - Agents: ``agent`` is the process that owns the ranks of one host, ``agent_connection`` the launcher's connection to
-  it, ``agents`` all these connections, ``remote`` the ssh command that starts an agent.
+  it, ``agents`` all these connections, ``remote`` the ssh command that starts an agent. ``links`` has the ways to an
+  agent, and ``spawn_tree`` decides which agents are started by others. ``slurm_step`` starts agents by Slurm's srun,
+  whose tasks are ``slurm_agent``.
 - Before ranks start on several hosts: ``network_check``, ``preflight`` and ``probe`` check the network.
 - ``mpirun`` and ``mpirun_launch`` let mpirun or jsrun start the ranks.
 - ``run``, ``run_launcher``, ``run_task`` and ``exchange`` call functions on ranks.

@@ -16,9 +16,14 @@ The launcher sends frames on stdin (kind, length u32, payload):
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
     W  do not read the ranks' output for now                             G  read the ranks' output again
+    O  open a tunnel: number and command, as JSON                        Q  kill a tunnel: number i32
+    I  for a tunnel's stdin: number i32, bytes; no bytes: its end
+
+A tunnel is an ssh process to the agent of a further host (spawn_tree.py), with numbers from FIRST_TUNNEL downwards. The
+launcher writes its stdin and reads its output through this agent, as if it had started ssh itself.
 
 The agent first writes GREETING to stdout (a login shell may have printed something before), then frames (kind,
-rank i32, length u32, payload); the probe counts as rank -1:
+rank i32, length u32, payload); the probe counts as rank -1, a tunnel as the rank of its number:
 
     P  pid                      1 2  output on stdout, stderr            X  ended: return code i32, negative: a signal
     A  pong: answers B          E  could not be started: text            D  all processes have ended
@@ -41,7 +46,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import IO, Any
 
 COMMAND = struct.Struct("!cI")  # header of a frame to the agent
@@ -52,16 +57,20 @@ START, PROBE, PROBE_INPUT = b"J", b"C", b"M"
 TERMINATE, KILL = b"T", b"K"
 PING, SUSPENDED = b"B", b"Z"
 HOLD, CONTINUE = b"W", b"G"
+TUNNEL, TUNNEL_INPUT, TUNNEL_KILL = b"O", b"I", b"Q"
 # Kinds of frames from the agent.
 PID, STDOUT, STDERR, ENDED = b"P", b"1", b"2", b"X"
 PONG, NOT_STARTED, DONE = b"A", b"E", b"D"
 CHECK = -1  # the probe's number, in place of a rank
+FIRST_TUNNEL = -2  # the highest number of a tunnel, in place of a rank
+NUMBER = struct.Struct("!i")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _HIGH_WATER = 1 << 20  # bytes of unsent output beyond which the ranks' pipes are not read
 _KILL_SECONDS = 10.0  # limit for a killed process to disappear
+_TUNNEL_SECONDS = 2.0  # limit for further hosts to end their processes once the launcher is gone
 # Limit for silence of a launcher on another host, until the launcher sets the limit.
 _FIRST_SILENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02  # between searches for descendants that are not children
@@ -89,8 +98,9 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants(root: int) -> list[int]:
-    """Pids of all live descendants of ``root``, without zombies."""
+def descendants(root: int, without: Container[int] = ()) -> list[int]:
+    """Pids of all live descendants of ``root``, without zombies. ``without``: processes that are left out, together
+    with their descendants."""
     children: dict[int, list[tuple[int, str]]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -105,6 +115,8 @@ def descendants(root: int) -> list[int]:
     found, front = [], [root]
     while front:
         for pid, state in children.get(front.pop(), ()):
+            if pid in without:
+                continue
             front.append(pid)
             if state not in "ZX":
                 found.append(pid)
@@ -165,7 +177,7 @@ class Relay:
         self._outbox = bytearray(GREETING)
         self._pipes: dict[int, tuple[int, bytes, IO[bytes]]] = {}  # by descriptor: rank, kind
         self._held = False  # the launcher's own output waits
-        self._paused = False  # no pipe is in the selector
+        self._full = False  # too much is unsent
         self._closed = False
 
     @property
@@ -182,12 +194,26 @@ class Relay:
         """Relay what arrives at ``stream``, as frames of this kind, until it ends."""
         os.set_blocking(stream.fileno(), False)
         self._pipes[stream.fileno()] = rank, kind, stream
-        if not self._paused:
-            self._selector.register(stream.fileno(), selectors.EVENT_READ)
+        self._select(stream.fileno(), rank)
+
+    def _select(self, fd: int, rank: int) -> None:
+        """Let the selector wait for a pipe, or not for now. What arrives through tunnels is not held, because it is
+        not only output; their agents hold the output of ranks themselves."""
+        wanted = not self._full and not (self._held and rank > FIRST_TUNNEL)
+        if wanted != (fd in self._selector.get_map()):
+            if wanted:
+                self._selector.register(fd, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(fd)
 
     def hold(self, held: bool) -> None:
-        """Do not read the pipes for now, or read them again, from the next :meth:`flush` on."""
+        """Do not read the ranks' pipes for now, or read them again."""
         self._held = held
+        self._select_all()
+
+    def _select_all(self) -> None:
+        for fd, (rank, _, _) in self._pipes.items():
+            self._select(fd, rank)
 
     def read(self, fd: int) -> bool:
         """Relay what can be read from a descriptor, if it is a pipe. Returns False if there is nothing more for now."""
@@ -201,7 +227,7 @@ class Relay:
         if data:
             self.send(kind, rank, data)
             return True
-        if not self._paused:
+        if fd in self._selector.get_map():
             self._selector.unregister(fd)
         del self._pipes[fd]
         stream.close()
@@ -230,20 +256,99 @@ class Relay:
                 self._selector.register(self._fd, selectors.EVENT_WRITE)
             else:
                 self._selector.unregister(self._fd)
-        pause = self._held or len(self._outbox) > _HIGH_WATER
-        if pause != self._paused:
-            self._paused = pause
-            for fd in self._pipes:
-                if pause:
-                    self._selector.unregister(fd)
-                else:
-                    self._selector.register(fd, selectors.EVENT_READ)
+        if self._full != (len(self._outbox) > _HIGH_WATER):
+            self._full = not self._full
+            self._select_all()
         return connected
 
     def close(self) -> None:
         """Drop all frames from now on."""
         self._closed = True
         self._outbox.clear()
+
+
+class _Tunnel:
+    """The stdin of an ssh process to a further host."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self.process = process
+        self.stdin = process.stdin
+        self.unsent = bytearray()
+        self.ends = False  # whether stdin is closed after the unsent bytes
+
+
+class Tunnels:
+    """The ssh processes to the agents of further hosts. The launcher exchanges frames with those agents through them,
+    whose bytes this agent only passes on."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._open: dict[int, _Tunnel] = {}  # by number
+        self.numbers: dict[int, int] = {}
+        """The number of each running ssh process, by pid."""
+
+    def add(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        """Write to the stdin of a process that was started."""
+        self._open[number] = _Tunnel(process)
+        self.numbers[process.pid] = number
+
+    def send(self, number: int, data: bytes) -> None:
+        """Pass bytes on, or the end of the input if there are none. Unknown tunnels are those that have ended."""
+        if tunnel := self._open.get(number):
+            tunnel.unsent += data
+            tunnel.ends |= not data
+            self._flush(tunnel)
+
+    def flush(self, fd: int) -> bool:
+        """Write to a descriptor, if it belongs to a tunnel. Returns whether it does."""
+        for tunnel in self._open.values():
+            if not tunnel.stdin.closed and tunnel.stdin.fileno() == fd:
+                self._flush(tunnel)
+                return True
+        return False
+
+    def _flush(self, tunnel: _Tunnel) -> None:
+        if tunnel.stdin.closed:
+            return
+        fd = tunnel.stdin.fileno()
+        try:
+            while tunnel.unsent:
+                del tunnel.unsent[: os.write(fd, tunnel.unsent[:_CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:  # ssh has ended, which is reported
+            tunnel.unsent.clear()
+        if bool(tunnel.unsent) != (fd in self._selector.get_map()):
+            if tunnel.unsent:
+                self._selector.register(fd, selectors.EVENT_WRITE)
+            else:
+                self._selector.unregister(fd)
+        if tunnel.ends and not tunnel.unsent:
+            tunnel.stdin.close()
+
+    def end(self) -> None:
+        """End the input of all tunnels, by which their agents end all processes of their hosts."""
+        for number in list(self._open):
+            self._open[number].unsent.clear()
+            self.send(number, b"")
+
+    def kill(self, number: int | None = None) -> None:
+        """Kill the ssh process of one tunnel, or of all."""
+        for each, tunnel in self._open.items():
+            if number in (None, each):
+                signal_all([tunnel.process.pid], signal.SIGKILL)
+
+    def remove(self, pid: int, code: int) -> int:
+        """Forget a process that has ended with a return code. Returns the tunnel's number."""
+        number = self.numbers.pop(pid)
+        tunnel = self._open.pop(number)
+        tunnel.process.returncode = code  # Popen must not wait for the pid, which may be reused
+        tunnel.unsent.clear()
+        tunnel.ends = True
+        self._flush(tunnel)
+        return number
 
 
 class Agent:
@@ -261,9 +366,12 @@ class Agent:
         self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._relay = Relay(self._selector, 1)
+        self._tunnels = Tunnels(self._selector)
         self._launcher_gone = False
         self._grace = 5.0
         self._kill_at: float | None = None
+        self._give_up_at = self._kill_tunnels_at = math.inf
+        self._ranks_over = False  # no rank or process of a rank is left, only tunnels
         self._woken_in, self._woken_out = socket.socketpair()
 
     def run(self) -> int:
@@ -282,7 +390,7 @@ class Agent:
         self._selector.register(self._woken_in, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
         if os.getppid() != self._guard:
-            self._terminate(0.0)  # the guard died before PR_SET_PDEATHSIG
+            self._end(0.0)  # the guard died before PR_SET_PDEATHSIG
         try:
             self._flush()
             while not self._is_finished():
@@ -316,6 +424,12 @@ class Agent:
                 return
             self._running[process.pid] = rank, process
             self._relay.send(PID, rank, struct.pack("!i", process.pid))
+
+    def _open_tunnel(self, tunnel: dict[str, Any]) -> None:
+        number, command = int(tunnel["number"]), [_bytes(part) for part in tunnel["command"]]
+        process = self._popen(number, command, dict(os.environb), b".", subprocess.PIPE)
+        if process is not None:
+            self._tunnels.add(number, process)
 
     def _start_check(self, check: dict[str, Any]) -> None:
         command = [_bytes(part) for part in check["command"]]
@@ -366,42 +480,53 @@ class Agent:
                 self._on_signal()
             elif key.fd == 0:
                 self._on_command()
-            else:
+            elif not self._tunnels.flush(key.fd):
                 self._relay.read(key.fd)
         self._collect()
         self._flush()
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
-            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            signal_all(self._processes(), signal.SIGKILL)
+        if now >= self._kill_tunnels_at:
+            self._tunnels.kill()
         if self._silence is not None and now > self._heard + self._silence:
             self._lose_launcher()
 
     def _is_finished(self) -> bool:
         """Whether all ranks, and the processes that they left behind, have ended. If only the latter are left, they get
         SIGTERM."""
-        if self._kill_at is not None and time.monotonic() > self._kill_at + _KILL_SECONDS:
-            return True
-        if self._running or not (self._begun or self._kill_at is not None):
-            return False
-        if not descendants(os.getpid()):
-            return True
-        self._terminate(self._grace)
-        return False
+        now = time.monotonic()
+        if self._kill_at is None or now <= self._kill_at + _KILL_SECONDS:
+            if self._running or not (self._begun or self._kill_at is not None):
+                return False
+            if self._processes():
+                self._terminate(self._grace)
+                return False
+        self._ranks_over = True
+        return not self._tunnels.numbers or now > self._give_up_at
+
+    def _processes(self) -> list[int]:
+        """The pids of the ranks, the probe and all processes that they have started."""
+        return [] if self._ranks_over else descendants(os.getpid(), self._tunnels.numbers)
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
         now, due = time.monotonic(), []
-        if self._kill_at is not None:
+        if self._ranks_over:
+            pass
+        elif self._kill_at is not None:
             # Without a running rank, the processes that are left may not be children of the agent. Their end then sends
             # no SIGCHLD, so poll.
             due.append(max(self._kill_at - now, _POLL_SECONDS) if self._running else _POLL_SECONDS)
+        if self._ranks_over and self._give_up_at < math.inf:
+            due.append(_POLL_SECONDS)
         if self._silence is not None and self._heard < math.inf:
             due.append(max(self._heard + self._silence - now, 0) + _POLL_SECONDS)
         return min(due, default=None)
 
     def _on_signal(self) -> None:
         if signal.SIGTERM in self._woken_in.recv(4096):
-            self._terminate(self._grace)
+            self._end(self._grace)
 
     def _on_command(self) -> None:
         try:
@@ -423,9 +548,9 @@ class Agent:
 
     def _command(self, kind: bytes, payload: bytes) -> None:
         if kind == TERMINATE:
-            self._terminate(self._grace)
+            self._end(self._grace)
         elif kind == KILL:
-            self._terminate(0.0)
+            self._end(0.0)
         elif kind == PING:
             self._relay.send(PONG, CHECK)
         elif kind == SUSPENDED:
@@ -435,6 +560,14 @@ class Agent:
         elif kind == PROBE_INPUT and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)
+        elif kind == TUNNEL:
+            self._open_tunnel(json.loads(payload))
+        elif kind in (TUNNEL_INPUT, TUNNEL_KILL):
+            (number,) = NUMBER.unpack_from(payload)
+            if kind == TUNNEL_INPUT:
+                self._tunnels.send(number, payload[NUMBER.size :])
+            else:
+                self._tunnels.kill(number)
         elif kind in (PROBE, START):
             description = json.loads(payload)
             self._silence = description["silence"]
@@ -445,21 +578,34 @@ class Agent:
             self._launcher_gone = True
             self._selector.unregister(0)
             self._relay.close()
-            self._terminate(0.0)
+            self._tunnels.end()
+            self._kill_tunnels_at = time.monotonic() + _TUNNEL_SECONDS
+            self._end(0.0)
+
+    def _end(self, grace: float) -> None:
+        """End the ranks (:meth:`_terminate`). Tunnels that are still open ten seconds after the grace period are not
+        waited for."""
+        self._terminate(grace)
+        self._give_up_at = min(self._give_up_at, time.monotonic() + grace + _KILL_SECONDS)
 
     def _terminate(self, grace: float) -> None:
-        """Send SIGTERM to all descendants, and SIGKILL ``grace`` seconds later. A shorter period replaces a longer
-        one."""
+        """Send SIGTERM to the ranks and their descendants, and SIGKILL ``grace`` seconds later. A shorter period
+        replaces a longer one."""
         first = self._kill_at is None
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         if first and grace > 0:
-            signal_all(descendants(os.getpid()), signal.SIGTERM)
+            signal_all(self._processes(), signal.SIGTERM)
 
     def _collect(self) -> None:
-        """Report the ranks that have ended. If several have, the likely cause comes first."""
-        ended = [(severity(code), pid, code) for pid, code in reap() if pid in self._running]
-        for _, pid, code in sorted(ended, key=lambda end: end[0]):
+        """Report the ranks and tunnels that have ended. If several have, the likely cause comes first."""
+        for pid, code in sorted(reap(), key=lambda end: severity(end[1])):
+            if pid in self._tunnels.numbers:
+                number = self._tunnels.remove(pid, code)
+                self._relay.drain(number)
+                self._relay.send(ENDED, number, struct.pack("!i", code))
+            if pid not in self._running:
+                continue
             rank, process = self._running.pop(pid)
             process.returncode = code  # Popen must not wait for the pid, which may be reused
             if rank == CHECK:

@@ -1,30 +1,34 @@
-"""The launcher's connection to one agent: a process on this host or behind ssh, with which it exchanges frames."""
+"""The launcher's connection to one agent, with which it exchanges frames; links.py has the ways to an agent."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from . import agent
 from .agent import pack_text
 from .blame import describe
 from .hosts import Placement
+from .links import ProcessLink, Tunnel
 from .remote import END_OF_SOURCE, Ssh
+from .slurm_step import SlurmStep
 
 MAX_FRAME = 1 << 24
 _MAX_NOISE = 1 << 20  # bytes that a login shell may print before the agent's greeting
 _GUARD_SECONDS = 12.0  # limit for a guard to kill what its agent has left
 _MAX_STDERR = 1 << 13  # last bytes of ssh's stderr that are kept
+
+# Guards what is queued for all agents: signal handlers and the ping thread send, too. It is one lock, since frames for
+# an agent become frames for the agent that has started it.
+_lock = threading.RLock()
 
 
 class LostError(Exception):
@@ -32,117 +36,109 @@ class LostError(Exception):
 
 
 class AgentConnection:
-    """The agent of one host. Frames that cannot be written at once are queued until :meth:`flush`."""
+    """The agent of one host. Frames are queued until the agent's greeting has arrived, so that another way to the host
+    can replace one that has failed."""
 
-    def __init__(self, host: Placement, ssh: Ssh, connect_seconds: float) -> None:
-        """``connect_seconds``: limit for ssh to connect."""
+    def __init__(
+        self,
+        host: Placement,
+        ssh: Ssh,
+        connect_seconds: float,
+        number: int = 0,
+        parent: AgentConnection | None = None,
+        step: SlurmStep | None = None,
+    ) -> None:
+        """``connect_seconds``: limit for ssh to connect; ``number``: of the host in the job; ``parent``: the agent that
+        starts this one by ssh, None: the launcher does; ``step``: starts it instead of ssh."""
         self.host = host
+        self.parent = parent
         self.greeted = False
         self.done = False  # whether it has reported that all its processes have ended
         self.heard = math.inf  # the time of the agent's last sign of life
-        self._running: subprocess.Popen[bytes] | None = None
+        self._ssh = ssh
+        self._step = step
+        self._connect_seconds = connect_seconds
+        self._number = agent.FIRST_TUNNEL - number
         self._inbox = bytearray()
-        self._outbox = bytearray()
+        self._outbox = bytearray()  # frames before the greeting
         self._stderr_tail = bytearray()
-        # Guards the outbox: signal handlers and the ping thread write, too.
-        self._lock = threading.RLock()
-        if host.is_local:
+        self._children: dict[int, AgentConnection] = {}  # by the number of their tunnel
+        if parent is not None:
+            parent._children[self._number] = self
+        self.link: ProcessLink | Tunnel = self._make_link()
+
+    def _make_link(self) -> ProcessLink | Tunnel:
+        path = Path(agent.__file__)
+        if self.host.is_local:
             # By path and without site-packages, so that it starts in a few milliseconds.
-            source = str(Path(agent.__file__).resolve())
-            self._command = [sys.executable, "-I", "-S", "-X", "utf8", source]
-        else:
-            self._command = ssh.command(host.name, connect_seconds)
-            self._outbox += Path(agent.__file__).read_bytes() + END_OF_SOURCE
+            command = [sys.executable, "-I", "-S", "-X", "utf8", str(path.resolve())]
+            return ProcessLink(command, b"", _lock, own_stderr=True)
+        source = path.read_bytes() + END_OF_SOURCE
+        if self._step is not None:
+            return self._step.link(self.host.name, source, _lock)
+        if self.parent is None:
+            command = self._ssh.command(self.host.name, self._connect_seconds)
+            return ProcessLink(command, source, _lock, own_stderr=False)
+        # Half of the time, so that the launcher can still connect itself.
+        command = self._ssh.command(self.host.name, self._connect_seconds / 2)
+        return Tunnel(self.parent, self._number, command, source)
 
     def start(self) -> None:
-        """Start the agent, which gets the frames that are queued already. Errors: LostError if ssh cannot be run."""
+        """Start the agent. Errors: LostError if ssh cannot be run."""
         self.heard = time.monotonic()
-        with self._lock:
-            try:
-                self._running = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=None if self.host.is_local else subprocess.PIPE,
-                    bufsize=0,
-                    start_new_session=True,  # the launcher handles the terminal's Ctrl-C
-                )
-            except OSError as error:
-                raise LostError(f"{self._command[0]} cannot be run: {error.strerror}") from None
-            for pipe in self._pipes:
-                os.set_blocking(pipe.fileno(), False)
-        self.flush()
+        try:
+            self.link.start()
+        except OSError as error:
+            raise LostError(f"{self.link.name} cannot be run: {error.strerror}") from None
+
+    def start_directly(self) -> None:
+        """Let the launcher start the agent by its own ssh, with the next :meth:`start`, after the parent has failed to
+        start it."""
+        self.parent = None
+        self.heard = math.inf
+        self._inbox.clear()
+        self._stderr_tail.clear()
+        self.link = self._make_link()
 
     @property
     def started(self) -> bool:
         """Whether the agent has been started."""
-        return self._running is not None
+        return self.link.started
 
     @property
-    def _process(self) -> subprocess.Popen[bytes]:
-        assert self._running is not None
-        return self._running
+    def depth(self) -> int:
+        """The number of agents between the launcher and this one."""
+        return 0 if self.parent is None else self.parent.depth + 1
 
     @property
-    def _pipes(self) -> list[IO[bytes]]:
-        """stdin and stdout, and stderr unless that is the launcher's own. None before the start."""
-        process = self._running
-        return [p for p in (process.stdin, process.stdout, process.stderr) if p] if process else []
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """The pipe for frames to the agent."""
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        """The pipe of frames from the agent."""
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        """The pipe of ssh's messages; None on this host."""
-        return self._process.stderr
+    def beyond(self) -> list[AgentConnection]:
+        """The connections to all agents that are reached through this one."""
+        children = [each for each in self._children.values() if each.parent is self]
+        return children + [further for each in children for further in each.beyond]
 
     # ---- to the agent ------------------------------------------------------------------------------------------------
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         """Send a frame without blocking. Callable from any thread and from signal handlers."""
-        with self._lock:
-            # If a signal handler calls this during a flush, the interrupted flush sends the new frame, too.
-            self._outbox += agent.COMMAND.pack(kind, len(payload)) + payload
-            if self.started and len(self._outbox) == agent.COMMAND.size + len(payload):
-                self.flush()
+        frame = agent.COMMAND.pack(kind, len(payload)) + payload
+        with _lock:
+            if self.greeted:
+                self.link.send(frame)
+            else:
+                self._outbox += frame
 
     def ping(self) -> None:
         """Tell the agent that the launcher is alive, unless queued frames do so already."""
-        with self._lock:
-            if not self._outbox:
+        with _lock:
+            if self.greeted and not self.link.wants_write:
                 self.send(agent.PING)
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether frames are queued for a running agent."""
-        return self.started and bool(self._outbox)
-
-    def flush(self) -> None:
-        """Write as much as possible. A broken pipe is ignored: :meth:`receive` notices that the agent has ended."""
-        with self._lock, contextlib.suppress(BlockingIOError):
-            try:
-                while self._outbox:
-                    del self._outbox[: os.write(self.stdin.fileno(), self._outbox[: 1 << 16])]
-            except (BrokenPipeError, ValueError):
-                self._outbox.clear()
 
     # ---- from the agent ----------------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield (kind, rank, payload) of the frames that have arrived. Errors: LostError."""
-        try:
-            data = os.read(self.stdout.fileno(), 1 << 18)
-        except BlockingIOError:
+        data = self.link.read()
+        if data is None:
             return
         if not data:
             if self.done:
@@ -154,7 +150,8 @@ class AgentConnection:
             return
         while len(self._inbox) >= agent.FRAME.size:
             kind, rank, length = agent.FRAME.unpack_from(self._inbox)
-            if length > MAX_FRAME or not (rank == agent.CHECK or rank in self.host.ranks):
+            known = rank == agent.CHECK or rank in self.host.ranks or rank in self._children
+            if length > MAX_FRAME or not known:
                 raise LostError("the agent there sent an invalid frame")
             end = agent.FRAME.size + length
             if len(self._inbox) < end:
@@ -165,6 +162,13 @@ class AgentConnection:
                 self.done = True
             yield kind, rank, payload
 
+    def feed_child(self, kind: bytes, number: int, payload: bytes) -> AgentConnection:
+        """Handle a frame about the tunnel with a number. Returns the connection that uses the tunnel."""
+        child = self._children[number]
+        if isinstance(child.link, Tunnel):
+            child.link.feed(kind, payload)
+        return child
+
     def _skip_noise(self) -> bool:
         """Drop what was printed before the agent's greeting. Returns whether the greeting has arrived."""
         at = self._inbox.find(agent.GREETING)
@@ -173,27 +177,24 @@ class AgentConnection:
                 raise LostError("the login shell there prints too much before the agent starts")
             return False
         del self._inbox[: at + len(agent.GREETING)]
-        self.greeted = True
+        with _lock:
+            # In this order, because a signal handler may send a frame in between.
+            self.greeted = True
+            self.link.send(bytes(self._outbox))
+            self._outbox.clear()
         return True
 
     def read_stderr(self) -> str:
         """The text that ssh has printed since the last call. Its end is kept for :meth:`why_lost`."""
-        if self.stderr is None or self.stderr.closed:
-            return ""
-        try:
-            data = os.read(self.stderr.fileno(), 1 << 16)
-        except BlockingIOError:
-            return ""
-        if not data:
-            self.stderr.close()
+        data = self.link.read_stderr()
         self._stderr_tail += data
         del self._stderr_tail[:-_MAX_STDERR]
         return data.decode(errors="replace")
 
     def why_lost(self) -> str:
         """Why the agent has ended: its exit code, or the last line of ssh. Closes the connection."""
-        self._close()
-        code = self._wait(_GUARD_SECONDS if self.host.is_local else 2.0)
+        self.link.close()
+        code = self.link.wait(_GUARD_SECONDS if self.host.is_local else 2.0)
         self.read_stderr()
         # The guard exits with 128 + n if signal n has killed the agent; 255 is an error of ssh itself.
         is_signal = 128 < code <= 128 + signal.SIGRTMAX
@@ -201,38 +202,30 @@ class AgentConnection:
             return f"the agent on this host {describe(128 - code if is_signal else code)}"
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
+        how = f"{'ssh' if self._step is None else 'srun'} {describe(code)}"
         if self.greeted and is_signal:
             return f"the connection was lost: the agent {describe(128 - code)}"
         if self.greeted:
-            return f"the connection was lost: {said[-1] if said else 'ssh ' + describe(code)}"
+            return f"the connection was lost: {said[-1] if said else how}"
         if code in (126, 127):
             return f"Python cannot be run there: {said[-1] if said else describe(code)}"
-        return said[-1] if said else f"ssh {describe(code)}"
+        return said[-1] if said else how
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Close the connection, which makes the agent end all its processes."""
+        with _lock:
+            self._outbox.clear()
+        self.link.close()
+
     def end(self, seconds: float) -> None:
-        """Close the pipes, which makes the agent end all its processes, and wait until it has ended.
+        """Close the connection, and wait until the agent has ended.
 
         ``seconds``: limit for the wait; then the process on this host, the agent or ssh, is killed."""
-        if not self.started:
-            return
-        self._close()
-        self._wait(seconds)
-        for pipe in self._pipes:
-            pipe.close()
-
-    def _close(self) -> None:
-        with self._lock, contextlib.suppress(OSError):
+        with _lock:
             self._outbox.clear()
-            self.stdin.close()
-        self.stdout.close()
-
-    def _wait(self, seconds: float) -> int:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        self._process.kill()
-        return self._process.wait()
+        self.link.end(seconds)
 
 
 def describe_job(

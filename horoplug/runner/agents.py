@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from . import agent
-from .agent_connection import AgentConnection
+from . import agent, spawn_tree
+from .agent_connection import AgentConnection, LostError
 from .hosts import Placement
+from .links import ProcessLink
 from .remote import Ssh
+from .slurm_step import SlurmStep
 
 CONNECTING = 32  # hosts that ssh connects to at the same time
 
@@ -28,11 +30,33 @@ class Agents:
         self.all: list[AgentConnection] = []
         self.open: set[AgentConnection] = set()
         self._ping_seconds = ping_seconds
+        self._step: SlurmStep | None = None
 
-    def start(self, hosts: Sequence[Placement], ssh: Ssh, connect_seconds: float) -> None:
-        """Start an agent on each host. At most :data:`CONNECTING` connections are made at once; :meth:`start_more`
-        starts the other agents. Errors: LostError; agents that were started stay in :attr:`open`."""
-        self.all = [AgentConnection(host, ssh, connect_seconds) for host in hosts]
+    def start(
+        self,
+        hosts: Sequence[Placement],
+        ssh: Ssh,
+        connect_seconds: float,
+        step: SlurmStep | None = None,
+    ) -> None:
+        """Start an agent on each host, some of them by the agents of other hosts (spawn_tree.py). At most
+        :data:`CONNECTING` connections are made from this host at once; :meth:`start_more` starts the other agents.
+        ``step``: starts the agents of other hosts instead of ssh. Errors: LostError; agents that were started stay in
+        :attr:`open`."""
+        remote = [host for host in hosts if not host.is_local]
+        found: dict[Placement, AgentConnection] = {}
+        tree = [None] * len(remote) if step is not None else spawn_tree.parents(len(remote))
+        for number, parent in enumerate(tree):
+            above = None if parent is None else found[remote[parent]]
+            host = remote[number]
+            found[host] = AgentConnection(host, ssh, connect_seconds, number, above, step)
+        self.all = [found.get(host) or AgentConnection(host, ssh, 0.0) for host in hosts]
+        self._step = step
+        if step is not None:
+            try:
+                step.start()
+            except OSError as error:
+                raise LostError(f"srun cannot be run: {error.strerror}") from None
         self.start_more()
 
     def start_more(self) -> None:
@@ -42,13 +66,23 @@ class Agents:
         waiting = [each for each in self.all if not each.started]
         if not waiting:
             return
-        connecting = sum(each.started and not each.greeted for each in self.open_remote)
+        remote = self.open_remote
+        connecting = sum(not each.greeted and each.parent is None for each in remote)
         for connection in waiting:
-            if not connection.host.is_local and connecting >= CONNECTING:
-                continue
+            if connection.parent is not None:
+                if not connection.parent.greeted:
+                    continue
+            elif not connection.host.is_local and self._step is None:
+                if connecting >= CONNECTING:
+                    continue
+                connecting += 1
             connection.start()
             self.open.add(connection)
-            connecting += not connection.host.is_local
+
+    def start_directly(self, connection: AgentConnection) -> None:
+        """Let the launcher start an agent that another agent has failed to start."""
+        self.open.discard(connection)
+        connection.start_directly()
 
     @property
     def open_remote(self) -> list[AgentConnection]:
@@ -63,8 +97,9 @@ class Agents:
             connection.send(command)
 
     def announce_suspension(self) -> None:
-        """Tell the agents on other hosts that this process will send no pings for a while."""
-        for connection in self.all:
+        """Tell the agents on other hosts that this process will send no pings for a while. An agent gets this after
+        the agents that it has started, since their frames are signs of life for it, too."""
+        for connection in sorted(self.all, key=lambda each: -each.depth):
             if not connection.host.is_local:
                 connection.send(agent.SUSPENDED)
 
@@ -102,13 +137,16 @@ class Agents:
         for wakeup in wakeups:
             poll.register(wakeup, select.POLLIN)
         readable: dict[int, tuple[AgentConnection, bool]] = {}
-        writable: dict[int, AgentConnection] = {}
+        writable: dict[int, ProcessLink] = {}
         for connection in self.open:
-            readable[connection.stdout.fileno()] = connection, False
-            if connection.stderr is not None and not connection.stderr.closed:
-                readable[connection.stderr.fileno()] = connection, True
-            if connection.wants_write:
-                writable[connection.stdin.fileno()] = connection
+            link = connection.link
+            if not isinstance(link, ProcessLink):
+                continue  # its bytes arrive through the connection to another agent
+            readable[link.stdout.fileno()] = connection, False
+            if link.stderr is not None:
+                readable[link.stderr.fileno()] = connection, True
+            if link.wants_write:
+                writable[link.stdin.fileno()] = link
         for fd in readable:
             poll.register(fd, select.POLLIN)
         for fd in writable:
@@ -138,17 +176,39 @@ class Agents:
         """The connections to hosts that count as lost by now."""
         return [each for each in self.open_remote if now > self.silent_at(each, ending=ending)]
 
+    def cause_of_silence(self, connection: AgentConnection, now: float) -> AgentConnection:
+        """The agent that is lost if a connection is silent: the first one on the way there that has been silent, too.
+        Whatever arrives from an agent is a sign of life of those before it, which therefore reach a limit later."""
+        limit = self.quiet_seconds - 1.5 * self._ping_seconds
+        way = [connection]
+        while (parent := way[-1].parent) is not None:
+            way.append(parent)
+        return next((each for each in reversed(way) if now - each.heard > limit), connection)
+
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def drop(self, connection: AgentConnection) -> None:
-        """Stop waiting for an agent. On another host, it ends all its processes itself as soon as it notices."""
-        self.open.discard(connection)
+    def drop(self, connection: AgentConnection) -> list[AgentConnection]:
+        """Stop waiting for an agent and those that are reached through it. On other hosts, they end all their processes
+        themselves as soon as they notice. Returns all these connections."""
+        dropped = [connection, *connection.beyond]
+        self.open.difference_update(dropped)
         connection.end(0.0)
+        return dropped
+
+    def finished(self, connection: AgentConnection) -> None:
+        """Record that an agent has ended all its processes, and its connections to other agents."""
+        self.open.difference_update([connection, *connection.beyond])
 
     def close(self, seconds: float) -> None:
         """Close all connections and wait up to ``seconds`` for each agent to end."""
         for connection in self.all:
-            connection.end(seconds)
+            if connection.parent is None:  # an agent closes those that it has started
+                connection.close()
+        for connection in self.all:
+            if connection.parent is None:
+                connection.end(seconds)
+        if self._step is not None:
+            self._step.end(seconds)
 
 
 def _empty(wakeup: int) -> None:

@@ -90,10 +90,15 @@ def allocation(env: Environment) -> list[Host] | None:
     return None if found is None else _hosts(found, env)
 
 
+def is_of_slurm(env: Environment) -> bool:
+    """Whether the hosts of :func:`allocation` are those of a Slurm job."""
+    found = scheduler(env)
+    return found is not None and found.name == "Slurm"
+
+
 def why_over(env: Environment) -> str:
     """Why the scheduler's job with the hosts of :func:`allocation` has ended; empty if it has not."""
-    found = scheduler(env)
-    return slurm_task.why_over(env) if found is not None and found.name == "Slurm" else ""
+    return slurm_task.why_over(env) if is_of_slurm(env) else ""
 
 
 def lsf_hosts(env: Environment) -> list[Host]:

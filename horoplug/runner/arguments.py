@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import config_file
+from . import config_file, slurm_step
 from .checks import UsageError
 from .flags import FLAGS, Flag, all_flags
 from .remote import Ssh
+from .slurm_step import Srun
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,6 +37,8 @@ class Options:
     """Environment variables for the ranks, without prefix."""
     num_proc: int | None = None
     hosts: str | None = None
+    hosts_of_slurm: bool = False
+    """Whether the hosts are those of the Slurm job in which this process runs."""
     hostfile: str | None = None
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
@@ -65,6 +68,15 @@ class Options:
             raise UsageError(f"HOROPLUG_SSH is wrong: {str(error).lower()}") from None
         python = self.remote_python or os.environ.get("HOROPLUG_REMOTE_PYTHON") or sys.executable
         return Ssh(program, self.ssh_port, self.ssh_identity_file, python, self.ssh_strict)
+
+    @property
+    def srun(self) -> Srun | None:
+        """How to start agents on the nodes of a Slurm job; None if the hosts are others, the options or HOROPLUG_SSH
+        ask for ssh, or there is no srun."""
+        asked = (self.ssh, self.ssh_port, self.ssh_identity_file, os.environ.get("HOROPLUG_SSH"))
+        if not self.hosts_of_slurm or self.ssh_strict or any(asked):
+            return None
+        return slurm_step.find(os.environ, self.remote.python)
 
     @property
     def interfaces(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from .outlet import Outlets
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
+from .slurm_step import Srun
 from .startup import Startup, prescribed_interface
 from .status import SECONDS, wanted
 
@@ -51,6 +52,7 @@ class Job:
         hosts: Sequence[Placement],
         began: float,
         ssh: Ssh | None = None,
+        srun: Srun | None = None,
         forward: Sequence[str] = (),
         interfaces: Sequence[str] = (),
         compat: bool = False,
@@ -63,8 +65,9 @@ class Job:
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: the hosts and their ranks.
         ``began``: the time from which the start timeout counts (``time.monotonic()``). ``ssh``: how to reach other
-        hosts. ``forward``: names and patterns of further variables for them. ``interfaces``: names of the network
-        interfaces to use; empty: they are found automatically.
+        hosts. ``srun``: starts the agents of other hosts instead of ssh. ``forward``: names and patterns of further
+        variables for them. ``interfaces``: names of the network interfaces to use; empty: they are found
+        automatically.
         ``folder``: for the ranks' raw output. ``timestamps``: print the time before every line. ``status``: show a
         status line if the output is a terminal. ``variables``: environment variables for the ranks, by full name.
         ``serve``: called before the ranks start, with an address that all of them reach and the job's secret; returns
@@ -108,6 +111,7 @@ class Job:
             began=began,
             seconds=start_seconds,
             on_rendezvous=self._on_rendezvous,
+            srun=srun,
         )
         self._console = Console(
             outlets,
@@ -119,6 +123,7 @@ class Job:
         )
         self._outcome = Outcome(size, GRACE_SECONDS)
         self._is_reported_by_caller = serve is not None
+        self._has_started_directly = False
 
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
@@ -198,7 +203,8 @@ class Job:
             self._fail(str(error))
         if self._outcome.due is not None and now >= self._outcome.due:
             self._decide(now)
-        for connection in silent:
+        for each in silent:
+            connection = self._agents.cause_of_silence(each, now)
             self._lost(connection, f"no sign of life for {self._agents.lost_seconds:g} s")
 
     # ---- frames of agents --------------------------------------------------------------------------------------------
@@ -208,9 +214,33 @@ class Job:
             for kind, rank, payload in connection.receive():
                 self._on_frame(connection, kind, rank, payload)
         except LostError as error:
-            self._lost(connection, str(error))
+            if connection.greeted or connection.parent is None or self._outcome.is_ending:
+                self._lost(connection, str(error))
+            else:
+                self._start_directly(connection, connection.parent, str(error))
         if connection.done:
-            self._agents.open.discard(connection)
+            self._agents.finished(connection)
+
+    def _start_directly(
+        self, connection: AgentConnection, parent: AgentConnection, why: str
+    ) -> None:
+        """Start an agent by the launcher's own ssh, after the agent of another host has failed to start it."""
+        if not self._has_started_directly:
+            self._has_started_directly = True
+            self._console.say(
+                f"host {parent.host.name} cannot start the agent of host {connection.host.name} ({why}): "
+                "this host starts such agents itself"
+            )
+        self._agents.start_directly(connection)
+
+    def _read_tunnel(
+        self, parent: AgentConnection, kind: bytes, number: int, payload: bytes
+    ) -> None:
+        """Handle a frame about the ssh process by which an agent has started another one."""
+        connection = parent.feed_child(kind, number, payload)
+        if connection in self._agents.open:
+            self._read_stderr(connection)
+            self._read(connection)
 
     def _read_stderr(self, connection: AgentConnection) -> None:
         text = connection.read_stderr()
@@ -221,7 +251,9 @@ class Job:
         self, connection: AgentConnection, kind: bytes, rank: int, payload: bytes
     ) -> None:
         where = "" if self._description.is_local else f" on {connection.host.name}"
-        if rank == agent.CHECK:
+        if rank <= agent.FIRST_TUNNEL:
+            self._read_tunnel(connection, kind, rank, payload)
+        elif rank == agent.CHECK:
             self._on_check(connection, kind, payload)
         elif kind in (agent.STDOUT, agent.STDERR):
             self._console.feed(rank, 0 if kind == agent.STDOUT else 1, payload)
@@ -262,12 +294,13 @@ class Job:
 
     def _lost(self, connection: AgentConnection, why: str) -> None:
         """A host is lost. Processes on another host are ended by their agent, those on this host by :meth:`run`."""
-        self._agents.drop(connection)
-        self._outcome.ranks_lost(connection.host.ranks)
         name = connection.host.name
-        if self._startup.server is not None:
-            for rank in connection.host.ranks:
-                self._startup.server.mark_lost(rank, f"rank {rank} is on {name}, which is lost")
+        for each in self._agents.drop(connection):
+            self._outcome.ranks_lost(each.host.ranks)
+            if self._startup.server is not None:
+                for rank in each.host.ranks:
+                    text = f"rank {rank} is on {each.host.name}, which is lost"
+                    self._startup.server.mark_lost(rank, text)
         self._fail(why if connection.host.is_local else f"host {name}: {why}", all_ranks=True)
 
     def _decide(self, now: float) -> None:
@@ -276,7 +309,8 @@ class Job:
         for connection in self._agents.open_remote:
             seconds = now - connection.heard
             if seconds > self._agents.quiet_seconds:
-                self._lost(connection, f"no sign of life for {seconds:.0f} s")
+                cause = self._agents.cause_of_silence(connection, now)
+                self._lost(cause, f"no sign of life for {seconds:.0f} s")
                 return
         self._outcome.fail_first_rank(now)
         self._agents.send(agent.TERMINATE)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .allocation import allocation, lsf_hosts, why_over
+from .allocation import allocation, is_of_slurm, lsf_hosts, why_over
 from .arguments import Options, parse
 from .checks import UsageError, check_command
 from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
@@ -77,6 +77,7 @@ def make_job(
             hosts=hosts,
             began=began,
             ssh=options.remote,
+            srun=options.srun,
             forward=options.forward,
             interfaces=options.interfaces,
             compat=options.compat,
@@ -127,6 +128,7 @@ def as_scheduled(options: Options) -> Options:
         options,
         num_proc=options.num_proc or slots,
         hosts=named if options.controller == "gloo" else None,
+        hosts_of_slurm=is_of_slurm(os.environ),
     )
 
 

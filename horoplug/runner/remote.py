@@ -12,7 +12,7 @@ import sys
 # Reads the agent's source up to a zero byte. The program contains double quotes only, because the shell of the remote
 # user parses it within single quotes. The source ends with the call that starts the agent, so that a truncated source
 # does nothing.
-_BOOTSTRAP = (
+BOOTSTRAP = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or bytes(1),bytes(1))))'
 )
 END_OF_SOURCE = b"\0"
@@ -63,5 +63,5 @@ class Ssh:
         for name, value in options.items():
             command += ["-o", f"{name}={value}"]
         command += self.options
-        there = f"exec {shlex.quote(self.python)} -I -S -X utf8 -u -c '{_BOOTSTRAP}'"
+        there = f"exec {shlex.quote(self.python)} -I -S -X utf8 -u -c '{BOOTSTRAP}'"
         return [*command, "-T", "-x", "--", host, there]

@@ -13,8 +13,9 @@ from .agent_connection import AgentConnection
 from .agents import Agents
 from .hosts import Placement
 from .job_description import JobDescription
-from .network_check import NetworkCheck
+from .network_check import NetworkCheck, candidates
 from .remote import Ssh
+from .slurm_step import SlurmStep, Srun
 
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect, unless the start timeout is short
 
@@ -34,17 +35,20 @@ class Startup:
         began: float,
         seconds: float,
         on_rendezvous: Callable[[str, int], None],
+        srun: Srun | None = None,
     ) -> None:
         """``hosts``: the hosts and their ranks; ``ssh``: how to reach other hosts; ``interfaces``: names of the network
         interfaces to use, empty: any; ``own_interface``: the one on which ranks listen if all are on this host, None:
         any; ``seconds``: limit of the start, counted from ``began`` (``time.monotonic()``); ``on_rendezvous``: called
-        with the address and port of the rendezvous before the ranks start."""
+        with the address and port of the rendezvous before the ranks start; ``srun``: starts the agents
+        of other hosts instead of ssh."""
         self.server: StoreServer | None = None
         """The rendezvous; None until its address is known."""
         self._agents = agents
         self._description = description
         self._hosts = hosts
         self._ssh = ssh
+        self._srun = srun
         self._interfaces = interfaces
         self._own_interface = own_interface
         self._began = began
@@ -59,7 +63,12 @@ class Startup:
         Errors: LostError, StartError."""
         if self._description.is_local:
             self._listen(StoreServer(self._secret))
-        self._agents.start(self._hosts, self._ssh, min(_CONNECT_SECONDS, self._seconds * 2 / 3))
+        step: SlurmStep | None = None
+        if self._srun is not None and not self._description.is_local:
+            addresses = candidates(self._hosts, self._interfaces)
+            step = SlurmStep(self._srun, self._secret, addresses)
+        limit = min(_CONNECT_SECONDS, self._seconds * 2 / 3)
+        self._agents.start(self._hosts, self._ssh, limit, step)
         if self.server is not None:
             self._start_ranks()
             return

@@ -12,15 +12,24 @@ from tests.harness.support import environment, until
 
 LIMITED = """
 import sys
-from horoplug.runner import agents, launch
+from horoplug.runner import agents, launch, spawn_tree
 agents.CONNECTING = int(sys.argv.pop(1))
+spawn_tree.MOST_DIRECT = 6
+spawn_tree.FAN_OUT = 3
 sys.exit(launch.main())
 """
 # Notes its start, and then runs the last argument, as sshd would on the host.
 SSH = """#!/bin/sh
 echo started >> {log}
 for command; do :; done
+export command
 exec {run}
+"""
+# For SSH: fails if an agent has started it, connects to the first three hosts, and waits for the others.
+ONLY_THE_FIRST = """sh -c '
+if grep -q "f=open(0" /proc/$PPID/cmdline; then echo refused >> {log}; exit 255; fi
+case "$*" in *h[0-2].invalid*) eval "$command"; exit;; esac
+echo waiting >> {log}; exec sleep 600' - "$@"
 """
 
 
@@ -32,7 +41,7 @@ def horovodrun(tmp_path):
 
     def start(limit, *arguments, run='sh -c "$command"'):
         ssh = tmp_path / "ssh"
-        ssh.write_text(SSH.format(log=log, run=run))
+        ssh.write_text(SSH.format(log=log, run=run.format(log=log)))
         ssh.chmod(0o755)
         return subprocess.Popen(
             [sys.executable, "-c", LIMITED, str(limit), *map(str, arguments)],
@@ -43,7 +52,7 @@ def horovodrun(tmp_path):
             text=True,
         )
 
-    start.count = lambda: len(log.read_text().splitlines())
+    start.count = lambda text="started": log.read_text().splitlines().count(text)
     return start
 
 
@@ -68,6 +77,19 @@ def test_no_more_hosts_are_connected_to_while_others_do_not_answer(horovodrun):
     assert (run.returncode, out) == (143, "")
     assert err == "horovodrun: terminated; all ranks were ended\n"
     assert horovodrun.count() == 2
+
+
+def test_launcher_connects_to_a_few_hosts_at_a_time_in_place_of_agents(horovodrun):
+    """Agents cannot start those of hosts 3 to 7, and these hosts do not answer the launcher."""
+    arguments = ("--start-timeout", 600, "-np", 8, "-H", hosts(8), "true")
+    with horovodrun(2, *arguments, run=ONLY_THE_FIRST) as run:
+        until(lambda: horovodrun.count("waiting") >= 2, 40)
+        run.terminate()
+        out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (143, "")
+    assert err == "horovodrun: terminated; all ranks were ended\n"
+    assert horovodrun.count("waiting") == 2
+    assert horovodrun.count("refused") >= 2
 
 
 def test_lost_agent_is_one_line(horovodrun):

@@ -601,18 +601,18 @@ def test_agent_without_a_launcher_ends():
 def test_invalid_agent_messages_are_refused(tmp_path, said, why):
     (tmp_path / "said").write_bytes(said)
     ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
-    link = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
-    link.start()
+    connection = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
+    connection.start()
 
     def listen():
-        while select.select([link.stdout], [], [], 40)[0]:
-            assert not list(link.receive())
+        while select.select([connection.link.stdout], [], [], 40)[0]:
+            assert not list(connection.receive())
 
     try:
         with pytest.raises(LostError, match=why):
             listen()
     finally:
-        link.end(20.0)
+        connection.end(20.0)
 
 
 # ---- blame -----------------------------------------------------------------------------------------------------------

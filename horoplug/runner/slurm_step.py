@@ -1,0 +1,400 @@
+"""Starts the agents of a Slurm job's other nodes by one ``srun``, as a step with one task for each node.
+
+srun's standard input, which all tasks get, carries the job's secret and the addresses of the launcher. Each task
+(slurm_agent.py) connects to the launcher, and both prove that they know the secret. The bytes of the agent's pipes
+follow as authenticated messages, which are encrypted if OpenSSL's libcrypto is there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from horoplug.base.errors import AuthenticationError, ProtocolError
+from horoplug.rendezvous.bootstrap import slurm
+from horoplug.rendezvous.network.auth import Encryption, Role, authenticate, least_deserving
+from horoplug.rendezvous.network.libcrypto import libcrypto
+from horoplug.rendezvous.network.messages import MessageStream
+
+from . import slurm_agent
+from .blame import describe
+from .links import ProcessLink
+
+_AUTH_SECONDS = 10.0
+_MAX_UNAUTHENTICATED = 256
+_LAST_MESSAGES_SECONDS = 1.0  # for the messages of tasks to arrive after srun has failed
+_LAST_LINE_SECONDS = 0.3
+_SIGNAL_SECONDS = 5.0  # limit for srun to end after SIGTERM
+_MAX_STDERR = 1 << 13  # last bytes of srun's stderr that are kept
+
+# A line of srun about the end of tasks, with their nodes.
+_TASKS_ENDED = re.compile(r"srun: error: (\S+): tasks? .*\bcode\b")
+
+# What the task needs to start Python. The other variables of the ranks travel to the agent.
+_EXPORTED = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG"),
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
+)
+# Variables of the job and of Slurm's users that change what srun does beyond its flags.
+_OPTIONS = (
+    *(
+        "BCAST",
+        "CPUS_PER_GPU",
+        "CPU_BIND",
+        "DEPENDENCY",
+        "DISTRIBUTION",
+        "DIST_PLANESIZE",
+        "EPILOG",
+    ),
+    *(
+        "EXACT",
+        "EXCLUSIVE",
+        "EXPORT_ENV",
+        "GPUS_PER_TASK",
+        "GPU_BIND",
+        "HINT",
+        "HOSTFILE",
+        "IMMEDIATE",
+    ),
+    *("KILL_BAD_EXIT", "LABELIO", "MEM_BIND", "NTASKS_PER_CORE", "NTASKS_PER_GPU"),
+    *("NTASKS_PER_SOCKET", "NTASKS_PER_TRES", "OPEN_MODE", "OVERCOMMIT", "PROLOG", "RESV_PORTS"),
+    *(
+        "SPREAD_JOB",
+        "STDERRMODE",
+        "STDINMODE",
+        "STDOUTMODE",
+        "TASK_EPILOG",
+        "TASK_PROLOG",
+        "TEST_EXEC",
+    ),
+    *("THREADS", "THREADS_PER_CORE", "TRES_PER_TASK", "UMASK", "UNBUFFEREDIO", "WAIT"),
+)
+_SRUN_OPTIONS = ("SRUN_CPUS_PER_TASK", "SRUN_CONTAINER", "SRUN_EXPORT_ENV", "SLURM_CPUS_PER_TASK")
+
+# Runs srun so that it ends with the launcher, even before the tasks run. Arguments: the launcher's pid, the command.
+_STARTER = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "  # PR_SET_PDEATHSIG, SIGTERM
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Srun:
+    """How to start a process on other nodes of the Slurm job in which the launcher runs."""
+
+    program: str
+    python: str
+    """Python on the other nodes."""
+
+    def command(self, nodes: Sequence[str]) -> list[str]:
+        """The command that runs one task on each node."""
+        count = len(nodes)
+        return [
+            self.program,
+            *("--overlap", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0"),
+            *(f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+            f"--nodelist={','.join(nodes)}",
+            f"--export={','.join(name for name in _EXPORTED if name in os.environ)}",
+            *(self.python, "-X", "utf8", "-m", slurm_agent.__name__),
+        ]
+
+
+def find(env: Mapping[str, str], python: str) -> Srun | None:
+    """Slurm's srun; None if it is not on the PATH. ``python``: of the other nodes."""
+    program = shutil.which("srun", path=env.get("PATH"))
+    return None if program is None else Srun(program, python)
+
+
+def can_encrypt() -> bool:
+    """Whether this host has a libcrypto."""
+    try:
+        libcrypto()
+    except ValueError:
+        return False
+    return True
+
+
+class NodeLink(ProcessLink):
+    """The connection to the agent of one node, which its task makes. Until then, bytes for the agent wait."""
+
+    def __init__(self, source: bytes, lock: threading.RLock, step: SlurmStep) -> None:
+        """See :class:`.links.ProcessLink`."""
+        super().__init__(["srun"], source, lock, own_stderr=False)
+        near, self._far = socket.socketpair()
+        near.setblocking(False)
+        self._in = os.fdopen(os.dup(near.fileno()), "wb", 0)
+        self._out = os.fdopen(near.detach(), "rb", 0)
+        self._step = step
+        self._is_started = False
+        self._why = b""
+        self._code = 1
+        self._sock: socket.socket | None = None
+        self.attached = False
+        self.over = threading.Event()
+        """Set when nothing more arrives."""
+
+    @property
+    def started(self) -> bool:
+        """Whether bytes may be sent."""
+        return self._is_started
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """Where bytes for the agent are written."""
+        return self._in
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """Where bytes of the agent arrive."""
+        return self._out
+
+    @property
+    def stderr(self) -> None:
+        """srun has one stderr for all nodes."""
+        return
+
+    @property
+    def _pipes(self) -> list[IO[bytes]]:
+        return [self._in, self._out]
+
+    def start(self) -> None:
+        """Let bytes be sent."""
+        self._is_started = True
+        self.flush()
+
+    def serve(self, stream: MessageStream) -> None:
+        """Exchange bytes with the node's task until its end. Runs in a thread of its own."""
+        self.attached, self._sock = True, stream.sock
+        sender = threading.Thread(target=self._send_all, args=(stream,), daemon=True)
+        sender.start()
+        try:
+            while True:
+                message = stream.receive(slurm_agent.MAX_MESSAGE)
+                if message[:1] == slurm_agent.ENDED:
+                    self._code = slurm_agent.CODE.unpack(message[1:])[0]
+                    break
+                self._far.sendall(message[1:])
+        except ProtocolError as error:  # among them messages that were changed
+            self._why = str(error).encode()
+        except OSError:
+            self._why = self._why or self._step.why_task_ended().encode()
+        finally:
+            self.fail("")
+
+    def _send_all(self, stream: MessageStream) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._far.recv(slurm_agent.CHUNK):
+                stream.send(slurm_agent.DATA, data)
+            stream.sock.shutdown(socket.SHUT_WR)  # the agent ends all processes
+
+    def fail(self, why: str) -> None:
+        """End the connection, unless it is over already. ``why``: if it was lost."""
+        if self.over.is_set():
+            return
+        self._why = self._why or why.encode()
+        self.over.set()
+        for sock in (self._far, self._sock):
+            with contextlib.suppress(OSError):
+                if sock is not None:
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def read_stderr(self) -> bytes:
+        """Why the connection was lost, once."""
+        why, self._why = self._why, b""
+        return why if self.over.is_set() else b""
+
+    def wait(self, seconds: float) -> int:
+        """Wait until the agent has ended; the connection ends when ``seconds`` have passed. Returns the exit code of
+        the agent's guard; 1 if the connection was lost."""
+        if self.attached:
+            self.over.wait(seconds)
+        self.fail("")
+        return self._code
+
+
+class SlurmStep:
+    """The step of Slurm that runs the agents, and the listener that their tasks connect to."""
+
+    def __init__(self, srun: Srun, secret: bytes, addresses: Sequence[str]) -> None:
+        """``addresses``: of this host, at one of which each node reaches it."""
+        self._srun = srun
+        self._secret = secret
+        self._encrypts = can_encrypt()
+        self._links: dict[str, NodeLink] = {}  # by Slurm's name of the node
+        self._lock = threading.Lock()
+        self._unauthenticated: dict[socket.socket, str] = {}  # by connection: its source
+        self._listeners: list[socket.socket] = []
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError):  # the address has just vanished
+                made = socket.create_server((address, 0), family=family, backlog=1024)
+                self._listeners.append(made)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._closed = False
+        self._stderr = bytearray()  # its end
+        self._is_over = threading.Event()  # srun has ended
+
+    def link(self, node: str, source: bytes, lock: threading.RLock) -> NodeLink:
+        """Add a node, by Slurm's name, to the step. The other arguments are those of :class:`.links.ProcessLink`."""
+        link = self._links[node] = NodeLink(source, lock, self)
+        return link
+
+    def start(self) -> None:
+        """Run srun on all nodes that were added. Errors: OSError."""
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid())]
+        dropped = {*(f"SLURM_{name}" for name in _OPTIONS), *_SRUN_OPTIONS}
+        self._process = subprocess.Popen(
+            starter + self._srun.command(list(self._links)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name not in dropped},
+            start_new_session=True,  # the launcher handles the terminal's Ctrl-C
+        )
+        told = {
+            "secret": self._secret.hex(),
+            "addresses": [listener.getsockname()[:2] for listener in self._listeners],
+            "encrypt": self._encrypts,
+        }
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(json.dumps(told).encode() + b"\n")  # less than a pipe holds
+        self._reader.start()
+        self._watcher.start()
+
+    # ---- threads -----------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closed:
+            try:
+                sock, address = listener.accept()
+            except OSError:
+                if not self._closed:
+                    threading.Event().wait(0.05)  # most likely out of descriptors
+                continue
+            with self._lock:
+                self._unauthenticated[sock] = str(address[0])
+                if len(self._unauthenticated) > max(_MAX_UNAUTHENTICATED, 2 * len(self._links)):
+                    dropped = least_deserving(self._unauthenticated)
+                    del self._unauthenticated[dropped]
+                    with contextlib.suppress(OSError):
+                        dropped.shutdown(socket.SHUT_RDWR)  # ends its thread
+            threading.Thread(target=self._serve, args=(sock, str(address[0])), daemon=True).start()
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        with sock, contextlib.suppress(OSError, AuthenticationError, ProtocolError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                channel = authenticate(
+                    *(sock, self._secret, Role.SERVER, slurm_agent.CONTEXT, _AUTH_SECONDS, peer),
+                    Encryption.ON if self._encrypts else Encryption.OFF,
+                )
+            finally:
+                with self._lock:
+                    self._unauthenticated.pop(sock, None)
+            stream = MessageStream(sock, channel)
+            link = self._links.get(stream.receive(slurm_agent.MAX_MESSAGE).decode())
+            if link is not None and not link.attached:
+                link.serve(stream)
+
+    def _watch(self) -> None:
+        """End the links when srun has ended."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._is_over.set()
+        self._reader.join(_LAST_MESSAGES_SECONDS)
+        for link in self._links.values():
+            if not link.attached:
+                link.fail(why_ended(self._said(), code))
+            elif code != 0:
+                link.over.wait(_LAST_MESSAGES_SECONDS)
+                link.fail(f"srun {describe(code)}")
+
+    def _read_stderr(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        reported: set[str] = set()
+        while data := os.read(self._process.stderr.fileno(), 1 << 16):
+            self._stderr += data
+            del self._stderr[:-_MAX_STDERR]
+            # srun itself lasts until the end of all other tasks.
+            for line in set(self._said()) - reported:
+                if found := _TASKS_ENDED.match(line):
+                    reported.add(line)
+                    # A moment later, because the task's own last line may follow.
+                    timer = threading.Timer(_LAST_LINE_SECONDS, self._fail_nodes, [found[1]])
+                    timer.daemon = True
+                    timer.start()
+
+    def _fail_nodes(self, nodes: str) -> None:
+        """End the links to nodes, in Slurm's notation, whose task has ended before it has connected."""
+        with contextlib.suppress(ValueError):
+            for node in slurm.hosts(nodes):
+                link = self._links.get(node)
+                if link is not None and not link.attached:
+                    link.fail(why_ended(self._said(), 1))
+
+    def _said(self) -> list[str]:
+        return self._stderr.decode(errors="replace").splitlines()
+
+    def why_task_ended(self) -> str:
+        """Why a task has broken its connection: the end of srun, which ends the tasks, or of the step."""
+        assert self._process is not None
+        self._is_over.wait(_LAST_MESSAGES_SECONDS)
+        if (self._process.returncode or 0) < 0:
+            return f"srun {describe(self._process.returncode)}"
+        cancelled = [line.strip() for line in self._said() if "CANCELLED" in line]
+        return cancelled[-1] if cancelled else "srun's task there has ended"
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self, seconds: float) -> None:
+        """Stop listening, and wait until srun has ended. ``seconds``: limit before srun is ended by signals, if all
+        tasks have connected; otherwise it is ended at once."""
+        self._closed = True
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            listener.close()
+        if self._process is None:
+            return
+        connected = all(link.attached for link in self._links.values())
+        for number, limit in (
+            (signal.SIGTERM, seconds if connected else 0.0),
+            (signal.SIGKILL, _SIGNAL_SECONDS),
+        ):
+            try:
+                self._process.wait(limit)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(number)
+        self._watcher.join(_SIGNAL_SECONDS)
+
+
+def why_ended(said: Sequence[str], code: int) -> str:
+    """Why a task has not connected, from what srun and the tasks have printed: the last line of a task, else of srun.
+
+    ``code``: srun's return code."""
+    lines = [line.strip() for line in said if line.strip()]
+    of_tasks = [line for line in lines if not line.startswith("srun:")]
+    if any("No module named" in line and "horoplug" in line for line in of_tasks):
+        return f"horoplug is not installed for the Python there, or is older ({of_tasks[-1]})"
+    if of_tasks:
+        return of_tasks[-1]
+    return (
+        f"{lines[-1] if lines else f'srun {describe(code)}'} (--ssh ssh starts the agents by ssh)"
+    )
