@@ -84,9 +84,8 @@ double cost_doubling(const Comm& comm, double bytes) {
 
 double cost_between_hosts(const Comm& comm, double bytes) {
   const double hosts = comm.hosts()->hosts();
-  const LinkCosts& link = comm.costs().stream;
   return std::min(pairwise(comm.costs(), hosts, bytes),
-                  2 * (hosts - 1) * link.latency + 2 * (hosts - 1) / hosts * bytes * link.byte);
+                  2 * half_ring(comm.costs().stream, hosts, bytes));
 }
 
 double cost_hierarchical(const Comm& comm, double bytes) {

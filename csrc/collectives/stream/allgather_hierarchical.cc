@@ -7,32 +7,19 @@
 // their parts to a rank of their host that has one.
 #include <cstring>
 
-#include "collectives/collective.h"
 #include "collectives/stream/hierarchical.h"
 
 namespace horoplug {
 namespace {
 
-struct Allgather {
-  Comm& comm;
-  const Call& call;
-  const std::vector<Part> parts;
-  const std::vector<PartsOfSlice> slices;
-  const int local_rank;
-
-  const Part& part_of(int rank) const { return parts[static_cast<std::size_t>(rank)]; }
-  const Part& own() const { return part_of(comm.rank()); }
-  int slice_count() const { return static_cast<int>(slices.size()); }
-};
-
 // The parts of this rank and of the ranks of its host without a partner that pass theirs to it, one
 // after the other; nullptr on the latter. At least one cycle if there are such ranks, so that other
 // hosts hear from them, too.
-Task collect_in_host(const Allgather& of, std::byte* contribution) {
+Task collect_in_host(const SlicedCall& of, std::byte* contribution) {
   if (contribution != nullptr && of.own().bytes > 0) {
     std::memcpy(contribution, of.call.input, of.own().bytes);
   }
-  const std::vector<int>& ranks = of.comm.hosts()->host_ranks(of.comm.rank());
+  const std::vector<int>& ranks = of.host_ranks();
   const int count = of.slice_count();
   if (static_cast<int>(ranks.size()) <= count) co_return;
   std::size_t largest = 1;
@@ -43,7 +30,7 @@ Task collect_in_host(const Allgather& of, std::byte* contribution) {
     HostMemory& memory = *of.comm.local_memory();
     const std::uint64_t cycle = memory.next_cycle();
     co_await memory.writable(cycle);
-    if (of.local_rank >= count) {
+    if (!of.has_slice()) {
       const Part mine = chunk_of({0, of.own().bytes}, i, Arena::kSlotBytes);
       if (mine.bytes > 0) {
         std::memcpy(memory.slot(memory.rank(), cycle), of.call.input + mine.begin, mine.bytes);
@@ -53,8 +40,7 @@ Task collect_in_host(const Allgather& of, std::byte* contribution) {
 
     co_await memory.reached(Stage::kPacked, cycle);
     std::size_t to = of.own().bytes;
-    for (int from = of.local_rank + count; of.local_rank < count && from < memory.size();
-         from += count) {
+    for (int from = of.local_rank + count; of.has_slice() && from < memory.size(); from += count) {
       const std::size_t bytes = of.part_of(ranks[static_cast<std::size_t>(from)]).bytes;
       const Part chunk = chunk_of({to, bytes}, i, Arena::kSlotBytes);
       if (chunk.bytes > 0) {
@@ -66,7 +52,7 @@ Task collect_in_host(const Allgather& of, std::byte* contribution) {
   }
 }
 
-void write_output(const Allgather& of, int slice, const Part& range, const std::byte* data) {
+void write_output(const SlicedCall& of, int slice, const Part& range, const std::byte* data) {
   of.slices[static_cast<std::size_t>(slice)].for_each(
       range, [&](std::size_t to, std::size_t at, std::size_t bytes) {
         std::memcpy(of.call.output + to, data + at, bytes);
@@ -75,7 +61,7 @@ void write_output(const Allgather& of, int slice, const Part& range, const std::
 
 // Copies all slices to all ranks of the host. At least one cycle: a rank whose slice is empty
 // waits for the others, too.
-Task share_in_host(const Allgather& of, const std::byte* gathered) {
+Task share_in_host(const SlicedCall& of, const std::byte* gathered) {
   if (of.comm.local_memory() == nullptr) {
     write_output(of, 0, {0, of.slices.front().bytes()}, gathered);
     co_return;
@@ -91,7 +77,7 @@ Task share_in_host(const Allgather& of, const std::byte* gathered) {
   for (std::size_t i = 0; i < cycles; ++i) {
     const std::uint64_t cycle = memory.next_cycle();
     co_await memory.writable(cycle);
-    if (of.local_rank < of.slice_count()) {
+    if (of.has_slice()) {
       const Part mine = chunk(of.local_rank, i);
       if (mine.bytes > 0) {
         std::memcpy(memory.slot(memory.rank(), cycle), gathered + mine.begin, mine.bytes);
@@ -110,23 +96,19 @@ Task share_in_host(const Allgather& of, const std::byte* gathered) {
 }  // namespace
 
 Task allgather_hierarchical(Comm& comm, Call& call) {
-  const HostGrid& hosts = *comm.hosts();
-  const auto parts = consecutive(call.receive_bytes);
-  const Allgather of{comm, call, parts, parts_of_slices(hosts, parts),
-                     hosts.local_rank(comm.rank())};
+  const SlicedCall of(comm, call);
   std::byte* gathered = nullptr;
-  if (Comm* const cross = comm.cross_comm(); cross != nullptr) {
-    const PartsOfSlice& slice = of.slices[static_cast<std::size_t>(of.local_rank)];
-    const std::size_t mine =
-        slice.bytes_by_host()[static_cast<std::size_t>(hosts.host(comm.rank()))];
-    std::byte* const contribution = comm.scratch(Scratch::kReceive, mine);
+  if (of.has_slice()) {
+    const PartsOfSlice& slice = of.own_slice();
+    std::byte* const contribution = comm.scratch(Scratch::kReceive, of.own_bytes_of_host());
     co_await collect_in_host(of, contribution);
     gathered = comm.scratch(Scratch::kWork, slice.bytes());
     Call between = call;
     between.input = contribution;
     between.output = gathered;
     between.receive_bytes = slice.bytes_by_host();
-    co_await choose_algorithm(*cross, between, nullptr).run(*cross, between);
+    Comm& cross = *comm.cross_comm();
+    co_await choose_algorithm(cross, between, nullptr).run(cross, between);
   } else {
     co_await collect_in_host(of, nullptr);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/host_grid.h"
+#include "collectives/collective.h"
 #include "collectives/partition.h"
 #include "transport/shm/arena.h"
 
@@ -68,11 +69,38 @@ class PartsOfSlice {
   std::size_t bytes_ = 0;
 };
 
-inline std::vector<PartsOfSlice> parts_of_slices(const HostGrid& hosts,
-                                                 std::span<const Part> parts) {
+// An allgather or reducescatter, with the parts of all ranks in slices.
+struct SlicedCall {
+  SlicedCall(Comm& on, const Call& its)
+      : comm(on),
+        call(its),
+        parts(consecutive(its.receive_bytes)),
+        local_rank(on.hosts()->local_rank(on.rank())),
+        holder(local_rank % on.hosts()->fewest()) {
+    const HostGrid& hosts = *on.hosts();
+    for (int slice = 0; slice < hosts.fewest(); ++slice) slices.emplace_back(hosts, parts, slice);
+  }
+
+  const Part& part_of(int rank) const { return parts[static_cast<std::size_t>(rank)]; }
+  const Part& own() const { return part_of(comm.rank()); }
+  int slice_count() const { return static_cast<int>(slices.size()); }
+  // Whether this rank exchanges a slice with other hosts, which is then own_slice().
+  bool has_slice() const { return local_rank == holder; }
+  const PartsOfSlice& own_slice() const { return slices[static_cast<std::size_t>(local_rank)]; }
+  // The bytes of this rank's slice that belong to the ranks of its host.
+  std::size_t own_bytes_of_host() const {
+    return own_slice().bytes_by_host()[static_cast<std::size_t>(comm.hosts()->host(comm.rank()))];
+  }
+  // The ranks of this host, by local rank.
+  const std::vector<int>& host_ranks() const { return comm.hosts()->host_ranks(comm.rank()); }
+
+  Comm& comm;
+  const Call& call;
+  const std::vector<Part> parts;
+  const int local_rank;
+  // The local rank that exchanges the slice with this rank's own part with other hosts.
+  const int holder;
   std::vector<PartsOfSlice> slices;
-  for (int slice = 0; slice < hosts.fewest(); ++slice) slices.emplace_back(hosts, parts, slice);
-  return slices;
-}
+};
 
 }  // namespace horoplug

@@ -8,26 +8,13 @@
 // parts from a rank of their host that has one.
 #include <cstring>
 
-#include "collectives/collective.h"
 #include "collectives/stream/hierarchical.h"
 
 namespace horoplug {
 namespace {
 
-struct Reducescatter {
-  Comm& comm;
-  const Call& call;
-  const std::vector<Part> parts;
-  const std::vector<PartsOfSlice> slices;
-  const int local_rank;
-
-  const Part& part_of(int rank) const { return parts[static_cast<std::size_t>(rank)]; }
-  int slice_count() const { return static_cast<int>(slices.size()); }
-  bool has_slice() const { return local_rank < slice_count(); }
-};
-
 // Packs a range of a slice of this rank's input.
-void pack(const Reducescatter& of, const PartsOfSlice& slice, const Part& range, std::byte* to) {
+void pack(const SlicedCall& of, const PartsOfSlice& slice, const Part& range, std::byte* to) {
   slice.for_each(range, [&](std::size_t from, std::size_t at, std::size_t bytes) {
     of.call.layout->pack(from, bytes, to + at);
   });
@@ -35,7 +22,7 @@ void pack(const Reducescatter& of, const PartsOfSlice& slice, const Part& range,
 
 // Reduces this rank's slice of its host's inputs. Slots hold a chunk of every slice. At least one
 // cycle: a rank whose slice is empty waits for the others, too.
-Task reduce_in_host(const Reducescatter& of, std::byte* sums) {
+Task reduce_in_host(const SlicedCall& of, std::byte* sums) {
   if (of.comm.local_memory() == nullptr) {
     pack(of, of.slices.front(), {0, of.slices.front().bytes()}, sums);
     co_return;
@@ -59,10 +46,10 @@ Task reduce_in_host(const Reducescatter& of, std::byte* sums) {
 
     co_await memory.reached(Stage::kPacked, cycle);
     if (of.has_slice()) {
-      const auto mine = static_cast<std::size_t>(of.local_rank);
-      const Part chunk = chunk_of({0, of.slices[mine].bytes()}, i, room);
+      const std::size_t mine = static_cast<std::size_t>(of.local_rank) * room;
+      const Part chunk = chunk_of({0, of.own_slice().bytes()}, i, room);
       for (int rank = 0; rank < memory.size(); ++rank) {
-        sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine * room;
+        sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine;
       }
       if (chunk.bytes > 0) {
         of.call.reduce(sums + chunk.begin, sources.data(), memory.size(), chunk.bytes / element,
@@ -75,10 +62,10 @@ Task reduce_in_host(const Reducescatter& of, std::byte* sums) {
 
 // Gives the ranks of this host without a partner their parts. `results`: what this rank got for
 // its host, its own part first.
-Task distribute_in_host(const Reducescatter& of, const std::byte* results) {
-  const Part& own = of.part_of(of.comm.rank());
+Task distribute_in_host(const SlicedCall& of, const std::byte* results) {
+  const Part& own = of.own();
   if (of.has_slice() && own.bytes > 0) std::memcpy(of.call.output, results, own.bytes);
-  const std::vector<int>& ranks = of.comm.hosts()->host_ranks(of.comm.rank());
+  const std::vector<int>& ranks = of.host_ranks();
   const int count = of.slice_count();
   const int local_ranks = static_cast<int>(ranks.size());
   if (local_ranks <= count) co_return;
@@ -96,11 +83,14 @@ Task distribute_in_host(const Reducescatter& of, const std::byte* results) {
   for (int holder = 0; holder < count; ++holder) {
     cycles = std::max(cycles, chunk_count(for_others(holder), Arena::kSlotBytes));
   }
+  const std::size_t held = for_others(of.holder);
+  std::size_t begin = 0;  // where this rank's part begins in what the holder has for others
+  for (int to = of.holder + count; to < of.local_rank; to += count) begin += bytes_of(to);
   for (std::size_t i = 0; i < cycles; ++i) {
     const std::uint64_t cycle = memory.next_cycle();
     co_await memory.writable(cycle);
     if (of.has_slice()) {
-      const Part chunk = chunk_of({own.bytes, for_others(of.local_rank)}, i, Arena::kSlotBytes);
+      const Part chunk = chunk_of({own.bytes, held}, i, Arena::kSlotBytes);
       if (chunk.bytes > 0) {
         std::memcpy(memory.slot(memory.rank(), cycle), results + chunk.begin, chunk.bytes);
       }
@@ -109,15 +99,12 @@ Task distribute_in_host(const Reducescatter& of, const std::byte* results) {
 
     co_await memory.reached(Stage::kPacked, cycle);
     if (!of.has_slice()) {
-      const int holder = of.local_rank % count;
-      std::size_t begin = 0;
-      for (int to = holder + count; to < of.local_rank; to += count) begin += bytes_of(to);
-      const Part chunk = chunk_of({0, for_others(holder)}, i, Arena::kSlotBytes);
+      const Part chunk = chunk_of({0, held}, i, Arena::kSlotBytes);
       const std::size_t from = std::max(begin, chunk.begin);
       const std::size_t end = std::min(begin + own.bytes, chunk.begin + chunk.bytes);
       if (from < end) {
         std::memcpy(of.call.output + (from - begin),
-                    memory.slot(holder, cycle) + (from - chunk.begin), end - from);
+                    memory.slot(of.holder, cycle) + (from - chunk.begin), end - from);
       }
     }
     memory.arrive(Stage::kDone, cycle);
@@ -127,29 +114,25 @@ Task distribute_in_host(const Reducescatter& of, const std::byte* results) {
 }  // namespace
 
 Task reducescatter_hierarchical(Comm& comm, Call& call) {
-  const HostGrid& hosts = *comm.hosts();
-  const auto parts = consecutive(call.receive_bytes);
-  const Reducescatter of{comm, call, parts, parts_of_slices(hosts, parts),
-                         hosts.local_rank(comm.rank())};
-  Comm* const cross = comm.cross_comm();
-  if (cross == nullptr) {
+  const SlicedCall of(comm, call);
+  if (!of.has_slice()) {
     co_await reduce_in_host(of, nullptr);
     co_await distribute_in_host(of, nullptr);
     co_return;
   }
-  const PartsOfSlice& slice = of.slices[static_cast<std::size_t>(of.local_rank)];
+  const PartsOfSlice& slice = of.own_slice();
   std::byte* const sums = comm.scratch(Scratch::kWork, slice.bytes());
   co_await reduce_in_host(of, sums);
 
-  std::byte* const results = comm.scratch(
-      Scratch::kReceive, slice.bytes_by_host()[static_cast<std::size_t>(hosts.host(comm.rank()))]);
+  std::byte* const results = comm.scratch(Scratch::kReceive, of.own_bytes_of_host());
   Layout layout(call.dtype, 1.0);
   layout.add(sums, sums, slice.bytes());
   Call between = call;
   between.layout = &layout;
   between.output = results;
   between.receive_bytes = slice.bytes_by_host();
-  co_await choose_algorithm(*cross, between, nullptr).run(*cross, between);
+  Comm& cross = *comm.cross_comm();
+  co_await choose_algorithm(cross, between, nullptr).run(cross, between);
   co_await distribute_in_host(of, results);
 }
 

@@ -3,6 +3,8 @@
 // dtype.
 #include <doctest/doctest.h>
 
+#include <functional>
+#include <initializer_list>
 #include <numeric>
 
 #include "harness/cluster.h"
@@ -312,10 +314,14 @@ TEST_CASE("operations on large tensors give correct results on every transport")
   }
 }
 
-TEST_CASE("every algorithm that can be forced gives correct results") {
-  for (const char* algorithm :
-       {"ring", "doubling", "pairwise", "hierarchical", "direct", "lines", "tree", "chain"}) {
-    for (const Transport transport : {Transport::kShm, Transport::kTcp, Transport::kMixed}) {
+namespace {
+
+// Runs a program on every rank of jobs in which one of the algorithms is forced.
+void run_forced(std::initializer_list<const char*> algorithms,
+                std::initializer_list<Transport> transports,
+                const std::function<void(Engine& engine, int rank)>& program) {
+  for (const char* algorithm : algorithms) {
+    for (const Transport transport : transports) {
       for (const int ranks : kForcedRanks) {
         CAPTURE(algorithm);
         CAPTURE(transport_name(transport));
@@ -323,44 +329,39 @@ TEST_CASE("every algorithm that can be forced gives correct results") {
         EngineOptions options = test_options();
         options.algorithm = algorithm;
         Cluster cluster(transport, ranks, options);
-        CHECK_NOTHROW(cluster.run([&](int rank) {
-          Engine& engine = cluster.engine(rank);
-          for (const std::size_t count : kForcedCounts) {
-            check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
-            check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
-            check_broadcast(engine, rank, DType::kInt32, 1, count);
-          }
-        }));
+        CHECK_NOTHROW(cluster.run([&](int rank) { program(cluster.engine(rank), rank); }));
       }
     }
   }
 }
 
+}  // namespace
+
+TEST_CASE("every algorithm that can be forced gives correct results") {
+  run_forced({"ring", "doubling", "pairwise", "hierarchical", "direct", "lines", "tree", "chain"},
+             {Transport::kShm, Transport::kTcp, Transport::kMixed}, [](Engine& engine, int rank) {
+               for (const std::size_t count : kForcedCounts) {
+                 check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
+                 check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
+                 check_broadcast(engine, rank, DType::kInt32, 1, count);
+               }
+             });
+}
+
 TEST_CASE("every algorithm for allgather and reducescatter between hosts gives correct results") {
-  for (const char* algorithm : {"ring", "bruck", "halving", "hierarchical"}) {
-    for (const Transport transport : {Transport::kInproc, Transport::kTcp, Transport::kMixed}) {
-      for (const int ranks : kForcedRanks) {
-        CAPTURE(algorithm);
-        CAPTURE(transport_name(transport));
-        CAPTURE(ranks);
-        EngineOptions options = test_options();
-        options.algorithm = algorithm;
-        Cluster cluster(transport, ranks, options);
-        CHECK_NOTHROW(cluster.run([&](int rank) {
-          Engine& engine = cluster.engine(rank);
-          for (const std::size_t salt : {0, 3, 5}) {
-            for (const std::size_t unit : kGatheredUnits) {
-              check_allgather(engine, rank, DType::kFloat64, salt, unit);
-            }
-          }
-          for (const std::size_t rows : kScatteredRows) {
-            check_reducescatter(engine, rank, DType::kFloat32, ReduceOp::kAverage, rows, 3);
-            check_reducescatter(engine, rank, DType::kBFloat16, ReduceOp::kSum, rows, 1);
-          }
-        }));
-      }
-    }
-  }
+  run_forced({"ring", "bruck", "halving", "hierarchical"},
+             {Transport::kInproc, Transport::kTcp, Transport::kMixed},
+             [](Engine& engine, int rank) {
+               for (const std::size_t salt : {0, 3, 5}) {
+                 for (const std::size_t unit : kGatheredUnits) {
+                   check_allgather(engine, rank, DType::kFloat64, salt, unit);
+                 }
+               }
+               for (const std::size_t rows : kScatteredRows) {
+                 check_reducescatter(engine, rank, DType::kFloat32, ReduceOp::kAverage, rows, 3);
+                 check_reducescatter(engine, rank, DType::kBFloat16, ReduceOp::kSum, rows, 1);
+               }
+             });
 }
 
 TEST_CASE("small allgathers of one burst share exchanges") {

@@ -7,22 +7,16 @@
 #include <vector>
 
 #include "controller/applied_decisions.h"
+#include "harness/signatures.h"
 
 using namespace horoplug;
+using horoplug::testing::sum_of;
 
 namespace {
 
 using Kind = DecisionItem::Kind;
 using Kinds = std::vector<Kind>;
 using Names = std::vector<std::string>;
-
-Signature some_signature(std::int64_t elements = 4) {
-  Signature signature;
-  signature.op = OpKind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{elements}};
-  return signature;
-}
 
 // The root of three ranks, whose children 1 and 2 do what the root does.
 class Root {
@@ -37,11 +31,11 @@ class Root {
 
   // All ranks submit an operation. Rank 2 may submit another shape.
   void submit(const std::string& name, std::int64_t elements_on_2 = 4) {
-    state.pending.add(name, some_signature(), 1);
-    if (plans.installed() && plans.submit(name, some_signature())) return;
-    CHECK(!state.readiness.add_self(name, some_signature()));
-    CHECK(!state.readiness.add_child(0, name, some_signature()));
-    auto complete = state.readiness.add_child(1, name, some_signature(elements_on_2));
+    state.pending.add(name, sum_of(4), 1);
+    if (plans.installed() && plans.submit(name, sum_of(4))) return;
+    CHECK(!state.readiness.add_self(name, sum_of(4)));
+    CHECK(!state.readiness.add_child(0, name, sum_of(4)));
+    auto complete = state.readiness.add_child(1, name, sum_of(elements_on_2));
     REQUIRE(complete);
     coordinator.add(std::move(*complete));
   }
@@ -172,10 +166,10 @@ TEST_CASE("a plan is not installed while a rank has submitted an operation that 
   Root root;
   const Names step{"a", "b"};
   for (int i = 0; i < 3; ++i) root.negotiate(step);
-  CHECK(!root.state.readiness.add_child(0, "x", some_signature()));
+  CHECK(!root.state.readiness.add_child(0, "x", sum_of(4)));
   CHECK(root.negotiate(step) == Kinds{Kind::kBatch, Kind::kRememberPlan});
-  CHECK(!root.state.readiness.add_self("x", some_signature()));
-  REQUIRE(root.state.readiness.add_child(1, "x", some_signature()));
+  CHECK(!root.state.readiness.add_self("x", sum_of(4)));
+  REQUIRE(root.state.readiness.add_child(1, "x", sum_of(4)));
   CHECK(root.negotiate(step) == Kinds{Kind::kBatch, Kind::kInstallPlan});
 }
 

@@ -19,19 +19,13 @@
 #include "controller/state/refusal.h"
 #include "controller/state/tree_node.h"
 #include "harness/cluster.h"
+#include "harness/signatures.h"
 
 using namespace horoplug;
+using horoplug::testing::signature_of;
 using horoplug::testing::test_seed;
 
 namespace {
-
-Signature signature_of(OpKind op = OpKind::kAllreduce, std::int64_t elements = 4) {
-  Signature signature;
-  signature.op = op;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{elements}};
-  return signature;
-}
 
 // Rank 0 with the children 1 and 3; rank 1 has the child 2.
 const TreePosition kRoot{0, -1, {1, 3}, {{1, 2}, {3}}};

@@ -12,8 +12,10 @@
 #include <set>
 
 #include "harness/cluster.h"
+#include "harness/signatures.h"
 
 using namespace horoplug;
+using horoplug::testing::signature_of;
 
 namespace {
 
@@ -21,14 +23,6 @@ using Random = std::mt19937_64;
 
 int below(Random& random, int limit) {
   return std::uniform_int_distribution<int>(0, limit - 1)(random);
-}
-
-Signature signature_of(OpKind op, std::int64_t elements, DType dtype = DType::kFloat32) {
-  Signature signature;
-  signature.op = op;
-  signature.dtype = dtype;
-  signature.shapes = {{elements}};
-  return signature;
 }
 
 // Ranks without engines: negotiators, connected by channels that keep the order of messages only

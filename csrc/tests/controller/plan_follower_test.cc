@@ -8,17 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "harness/signatures.h"
+
 using namespace horoplug;
+using horoplug::testing::sum_of;
 
 namespace {
-
-Signature some_signature(std::int64_t elements = 4) {
-  Signature signature;
-  signature.op = OpKind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{elements}};
-  return signature;
-}
 
 // Rank 0 has the children 1 and 3; rank 1 has the child 2.
 const TreePosition kRoot{0, -1, {1, 3}, {{1, 2}, {3}}};
@@ -31,8 +26,7 @@ struct Rank {
   // Installs a plan of the operations a and b, each in a batch of its own, which begins with batch
   // 5.
   void install() {
-    plans.remember(
-        0, DependencyQuery(1, {{"a", some_signature(), 1}, {"b", some_signature(), 1}}, 0), 1);
+    plans.remember(0, DependencyQuery(1, {{"a", sum_of(4), 1}, {"b", sum_of(4), 1}}, 0), 1);
     DecisionItem item;
     item.kind = DecisionItem::Kind::kInstallPlan;
     item.choices = {{.tuning = {}, .batches = {{0}, {1}}}};
@@ -41,8 +35,8 @@ struct Rank {
   }
 
   bool submit(const std::string& name) {
-    pending.add(name, some_signature(), 1);
-    return plans.submit(name, some_signature());
+    pending.add(name, sum_of(4), 1);
+    return plans.submit(name, sum_of(4));
   }
   // Joins the next batch, which all ranks join.
   bool run_batch() {
@@ -106,8 +100,8 @@ TEST_CASE("an operation that the plan lacks is negotiated; one that it cannot ru
   CHECK(!rank.submit("x"));
   CHECK(rank.sent().empty());
   CHECK(rank.submit("a"));
-  CHECK(rank.plans.submit("a", some_signature()));  // again, before the first one has run
-  CHECK(rank.plans.submit("b", some_signature(5)));
+  CHECK(rank.plans.submit("a", sum_of(4)));  // again, before the first one has run
+  CHECK(rank.plans.submit("b", sum_of(5)));
   CHECK(rank.sent() == std::vector<Rank::Sent>{{1, MessageKind::kBreak, 0}});
   CHECK(rank.plans.halt_state().end_wanted());
   CHECK(rank.plans.submissions_wanted() == 1);
@@ -205,7 +199,7 @@ TEST_CASE("decisions and messages that do not fit the state of the plan are reje
   CHECK_THROWS_AS(rank.plans.install({}, 0), WireError);  // it remembers no plan
   CHECK_THROWS_AS(rank.plans.receive(0, MessageKind::kHalt, {1, 0}), WireError);
   CHECK_THROWS_AS(rank.plans.receive(2, MessageKind::kBreak, {1, 0}), WireError);
-  const std::vector<StepMember> step{{"a", some_signature(), 1}};
+  const std::vector<StepMember> step{{"a", sum_of(4), 1}};
   CHECK_THROWS_AS(rank.plans.remember(0, DependencyQuery(1, step, 1), 1), WireError);
   CHECK_THROWS_AS(rank.plans.remember(0, DependencyQuery(1, step, 0), 2), WireError);
 

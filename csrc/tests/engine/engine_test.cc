@@ -15,6 +15,7 @@
 #include "controller/messages/messages.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
+#include "harness/signatures.h"
 #include "harness/stop.h"
 
 using namespace horoplug;
@@ -615,11 +616,7 @@ TEST_CASE("a transfer without progress fails after data_timeout and names the pe
   order.input = order.output = data.data();
   const hp_handle handle = submit(*job.engine, order);
   Ready ready;
-  Signature signature;
-  signature.op = OpKind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{4}};
-  ready.requests = {{"x", {{signature, {}}}}};
+  ready.requests = {{"x", {{sum_of(4), {}}}}};
   job.peer->send(encode(0, ready));
   const Status status = failure_of([&] { await(*job.engine, handle); });
   CHECK(status.code == HP_TIMEOUT);

@@ -8,6 +8,7 @@
 #include "controller/negotiator.h"
 #include "controller/stalls/stall_diagnosis.h"
 #include "controller/stalls/stall_inspection.h"
+#include "harness/signatures.h"
 #include "transport/link.h"
 
 using namespace horoplug;
@@ -40,14 +41,6 @@ class FuzzStream final : public Stream {
   std::size_t size_;
 };
 
-Signature some_signature() {
-  Signature signature;
-  signature.op = OpKind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{4}};
-  return signature;
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -57,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Topology topology(std::vector<int>{0, 0, 0});
   Negotiator negotiator(0, topology.position(rank), {});
   StallInspection inspection(topology.position(rank));
-  negotiator.submit("x", some_signature());
+  negotiator.submit("x", testing::sum_of(4));
   if (rank == 0) inspection.begin(0);
 
   const auto on_control = [&](int from, Bytes message) {
@@ -75,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (decision.kind == DecisionItem::Kind::kBatch) negotiator.batch_done(decision.plan);
       // The program submits the operation again, so that it recurs and plans can be installed.
       const bool has_x = decision.names == std::vector<std::string>{"x"};
-      if (has_x && !negotiator.closed()) negotiator.submit("x", some_signature());
+      if (has_x && !negotiator.closed()) negotiator.submit("x", testing::sum_of(4));
     }
     negotiator.take_outgoing();
     if (auto report = inspection.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/state/signature.h"
+#include "harness/signatures.h"
 
 namespace horoplug::testing {
 
@@ -17,14 +17,6 @@ inline int below(Random& random, int limit) {
   return std::uniform_int_distribution<int>(0, limit - 1)(random);
 }
 inline bool chance(Random& random, int of) { return below(random, of) == 0; }
-
-inline Signature sum_of(std::int64_t elements) {
-  Signature signature;
-  signature.op = OpKind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.shapes = {{elements}};
-  return signature;
-}
 
 // One action of a rank's program.
 struct Action {
