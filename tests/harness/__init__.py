@@ -3,3 +3,4 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository
+OPTIONAL = ROOT / "build" / "optional"  # packages that few tests need (requirements/optional.txt)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import horoplug.torch as hvd
-from tests.harness import ROOT
+from tests.harness import OPTIONAL, ROOT
 from tests.harness.support import NO_LIMITS, run_script, seed
 from tests.harness.train_example import TRAIN, summary, write_fashion_mnist
 
@@ -182,7 +182,7 @@ def test_example_refuses_files_of_another_format(tmp_path):
 
 def test_example_trains_on_digits(monkeypatch):
     """Without Fashion-MNIST, the example uses scikit-learn's digits."""
-    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(OPTIONAL)
     import importlib.util
 
     specification = importlib.util.spec_from_file_location("train", TRAIN)
