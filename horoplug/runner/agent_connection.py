@@ -17,7 +17,7 @@ from . import agent
 from .agent import pack_text
 from .blame import describe
 from .hosts import Placement
-from .links import ProcessLink, Tunnel
+from .links import PipeLink, ProcessLink, Tunnel
 from .remote import END_OF_SOURCE, Ssh
 from .slurm_step import SlurmStep
 
@@ -65,9 +65,9 @@ class AgentConnection:
         self._children: dict[int, AgentConnection] = {}  # by the number of their tunnel
         if parent is not None:
             parent._children[self._number] = self
-        self.link: ProcessLink | Tunnel = self._make_link()
+        self.link: PipeLink | Tunnel = self._make_link()
 
-    def _make_link(self) -> ProcessLink | Tunnel:
+    def _make_link(self) -> PipeLink | Tunnel:
         path = Path(agent.__file__)
         if self.host.is_local:
             # By path and without site-packages, so that it starts in a few milliseconds.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from . import agent, spawn_tree
 from .agent_connection import AgentConnection, LostError
 from .hosts import Placement
-from .links import ProcessLink
+from .links import PipeLink
 from .remote import Ssh
 from .slurm_step import SlurmStep
 
@@ -137,10 +137,10 @@ class Agents:
         for wakeup in wakeups:
             poll.register(wakeup, select.POLLIN)
         readable: dict[int, tuple[AgentConnection, bool]] = {}
-        writable: dict[int, ProcessLink] = {}
+        writable: dict[int, PipeLink] = {}
         for connection in self.open:
             link = connection.link
-            if not isinstance(link, ProcessLink):
+            if not isinstance(link, PipeLink):
                 continue  # its bytes arrive through the connection to another agent
             readable[link.stdout.fileno()] = connection, False
             if link.stderr is not None:

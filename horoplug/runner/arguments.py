@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import config_file, slurm_step
+from . import config_file, srun
 from .checks import UsageError
 from .flags import FLAGS, Flag, all_flags
 from .remote import Ssh
-from .slurm_step import Srun
+from .srun import Srun
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,7 +76,7 @@ class Options:
         asked = (self.ssh, self.ssh_port, self.ssh_identity_file, os.environ.get("HOROPLUG_SSH"))
         if not self.hosts_of_slurm or self.ssh_strict or any(asked):
             return None
-        return slurm_step.find(os.environ, self.remote.python)
+        return srun.find(os.environ, self.remote.python)
 
     @property
     def interfaces(self) -> tuple[str, ...]:

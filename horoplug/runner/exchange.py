@@ -17,23 +17,20 @@ The verdict ``X`` withdraws the chunks so far; others follow. All numbers are bi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
 import struct
 import threading
 from collections.abc import Sequence
 
-from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
+from horoplug.base.errors import ProtocolError, TamperedMessageError
 from horoplug.rendezvous.network import dial
-from horoplug.rendezvous.network.auth import Encryption, Role, authenticate, least_deserving
+from horoplug.rendezvous.network.auth import Encryption
+from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.network.messages import MessageStream
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
 CHUNK_BYTES = 1 << 20
-MAX_UNAUTHENTICATED = 256  # beyond that, the oldest connection of the busiest source is dropped
-_AUTH_SECONDS = 10.0
 _CONNECT_SECONDS = 30.0  # limit for a rank to connect
 _CONTEXT = b"run"
 _CHUNK = b"+"
@@ -50,76 +47,27 @@ class Exchange:
     ) -> None:
         """``function``: descriptor of the file with the pickled function; ``results``: by rank, the descriptor of the
         file for its result; ``port``: 0 takes a free one. Errors: OSError if the address cannot be bound."""
-        self._secret = secret
         self._function = function
         self._results = results
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
-        self._unauthenticated: dict[socket.socket, str] = {}  # by connection: its source
         self._taken: set[int] = set()
-        self._closed = False
         self.returned: set[int] = set()
         """Ranks whose function has returned; the file has the result."""
         self.raised: list[int] = []
         """Ranks whose function has raised an exception, in that order; the file has the exception."""
         self.problems: dict[int, str] = {}
         """Why the result of a rank could not be stored, by rank."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, port), family=family, backlog=1024)
+        sock = bind(address, port)
         self.address = address
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, name="horoplug-exchange", daemon=True)
-        self._thread.start()
+        self.port: int = sock.getsockname()[1]
+        # The launcher learns of a failed rank when its process ends, whatever has ended the connection.
+        self._listener = Listener(
+            [sock], secret, _CONTEXT, Encryption.AS_CLIENT, len(results), self._exchange
+        )
 
     def close(self) -> None:
         """Stop listening and close all connections."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join()
         self._listener.close()
-        with self._lock:
-            for sock in self._connections:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                sock, address = self._listener.accept()
-            except OSError:
-                if not self._closed:
-                    threading.Event().wait(0.05)  # most likely out of descriptors
-                continue
-            with self._lock:
-                self._unauthenticated[sock] = str(address[0])
-                self._connections.add(sock)
-                # All ranks may connect at once.
-                if len(self._unauthenticated) > max(MAX_UNAUTHENTICATED, 2 * len(self._results)):
-                    dropped = least_deserving(self._unauthenticated)
-                    del self._unauthenticated[dropped]
-                    with contextlib.suppress(OSError):
-                        dropped.shutdown(socket.SHUT_RDWR)  # ends its thread
-            threading.Thread(target=self._serve, args=(sock, str(address[0])), daemon=True).start()
-
-    def _serve(self, sock: socket.socket, peer: str) -> None:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            try:
-                channel = authenticate(
-                    *(sock, self._secret, Role.SERVER, _CONTEXT, _AUTH_SECONDS, peer),
-                    Encryption.AS_CLIENT,
-                )
-            finally:
-                with self._lock:
-                    self._unauthenticated.pop(sock, None)
-            self._exchange(MessageStream(sock, channel))
-        except (OSError, AuthenticationError, ProtocolError):
-            pass  # the connection has ended; the launcher learns of a failed rank when its process ends
-        finally:
-            with self._lock:
-                self._connections.discard(sock)
-            sock.close()
 
     def _exchange(self, stream: MessageStream) -> None:
         try:

@@ -31,11 +31,12 @@ from .outlet import Outlets
 from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
-from .slurm_step import Srun
+from .srun import Srun
 from .startup import Startup, prescribed_interface
 from .status import SECONDS, wanted
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_CLOSE_SECONDS = 15.0  # limit for agents to end once the job has ended
 _PING_SECONDS = 5.0  # longest interval of pings to other hosts
 _LATER = 10.0  # seconds beyond the ranks' own timeout after which a host is lost: the ranks' error is the better one
 
@@ -330,7 +331,7 @@ class Job:
 
     def _end(self) -> None:
         """End all processes of the job, whatever has happened."""
-        self._agents.close(15.0)
+        self._agents.close(_CLOSE_SECONDS)
         agent.kill_descendants()
         self._startup.close()
 

@@ -3,6 +3,7 @@ ssh, or through the agent of another host, which has started ssh (a tunnel)."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
@@ -21,20 +22,106 @@ class Sender(Protocol):
         """Send a frame without blocking."""
 
 
-class ProcessLink:
-    """The pipes of a process on this host. Bytes that cannot be written at once are queued until :meth:`flush`."""
+class PipeLink(abc.ABC):
+    """Two nonblocking pipes to an agent. Bytes that cannot be written at once are queued until :meth:`flush`."""
+
+    name: str
+    """The program that makes the connection, for messages."""
+    started = False
+    """Whether bytes may be written; until then they are queued."""
+
+    def __init__(self, source: bytes, lock: threading.RLock) -> None:
+        """``source``: what the agent gets first; ``lock``: guards the queue, since signal handlers and the ping thread
+        write, too."""
+        self._outbox = bytearray(source)
+        self._lock = lock
+
+    @property
+    @abc.abstractmethod
+    def stdin(self) -> IO[bytes]:
+        """The pipe to the agent."""
+
+    @property
+    @abc.abstractmethod
+    def stdout(self) -> IO[bytes]:
+        """The pipe from the agent."""
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """The pipe of messages about the connection, until it ends; None if there is none."""
+        return None
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Make the connection. Errors: OSError if the program cannot be run."""
+
+    @abc.abstractmethod
+    def read_stderr(self) -> bytes:
+        """The messages about the connection that have arrived."""
+
+    @abc.abstractmethod
+    def wait(self, seconds: float) -> int:
+        """Wait until the connection has ended; it is ended by force when ``seconds`` have passed. Returns the exit
+        code of the agent, or of what has made the connection."""
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether bytes are queued for pipes that are open."""
+        return self.started and bool(self._outbox)
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes, and write them if no earlier bytes wait."""
+        with self._lock:
+            # If a signal handler calls this during a flush, the interrupted flush sends the new bytes, too.
+            self._outbox += data
+            if self.started and len(self._outbox) == len(data):
+                self.flush()
+
+    def flush(self) -> None:
+        """Write as much as possible. A broken pipe is ignored: :meth:`read` notices that the connection has ended."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            try:
+                while self._outbox:
+                    del self._outbox[: os.write(self.stdin.fileno(), self._outbox[: 1 << 16])]
+            except (BrokenPipeError, ValueError):
+                self._outbox.clear()
+
+    def read(self) -> bytes | None:
+        """What has arrived; None if nothing has, no bytes at the end."""
+        try:
+            return os.read(self.stdout.fileno(), 1 << 18)
+        except BlockingIOError:
+            return None
+
+    def close(self) -> None:
+        """Close the pipes, which makes the agent end all its processes."""
+        if not self.started:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            self._outbox.clear()
+            self.stdin.close()
+        self.stdout.close()
+
+    def end(self, seconds: float) -> None:
+        """Close the pipes, and wait for at most ``seconds`` until the connection has ended."""
+        if self.started:
+            self.close()
+            self.wait(seconds)
+
+
+class ProcessLink(PipeLink):
+    """The pipes of a process on this host: the agent, or ssh."""
 
     def __init__(
         self, command: list[str], source: bytes, lock: threading.RLock, *, own_stderr: bool
     ) -> None:
-        """``source``: what the process gets first; ``lock``: guards the queue, since signal handlers and the ping
-        thread write, too; ``own_stderr``: the process prints errors to the launcher's stderr."""
+        """``own_stderr``: the process prints errors to the launcher's stderr. ``source`` and ``lock`` are those of
+        :class:`PipeLink`."""
+        super().__init__(source, lock)
         self.name = command[0]
         self._command = command
         self._own_stderr = own_stderr
         self._running: subprocess.Popen[bytes] | None = None
-        self._outbox = bytearray(source)
-        self._lock = lock
 
     def start(self) -> None:
         """Start the process. Errors: OSError if it cannot be run."""
@@ -47,24 +134,16 @@ class ProcessLink:
                 bufsize=0,
                 start_new_session=True,  # the launcher handles the terminal's Ctrl-C
             )
-            for pipe in self._pipes:
-                os.set_blocking(pipe.fileno(), False)
+            for pipe in (self.stdin, self.stdout, self.stderr):
+                if pipe is not None:
+                    os.set_blocking(pipe.fileno(), False)
+            self.started = True
         self.flush()
-
-    @property
-    def started(self) -> bool:
-        """Whether the process has been started."""
-        return self._running is not None
 
     @property
     def _process(self) -> subprocess.Popen[bytes]:
         assert self._running is not None
         return self._running
-
-    @property
-    def _pipes(self) -> list[IO[bytes]]:
-        process = self._process
-        return [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -84,35 +163,6 @@ class ProcessLink:
         pipe = self._process.stderr
         return pipe if pipe is not None and not pipe.closed else None
 
-    @property
-    def wants_write(self) -> bool:
-        """Whether bytes are queued for a running process."""
-        return self.started and bool(self._outbox)
-
-    def send(self, data: bytes) -> None:
-        """Queue bytes, and write them if no earlier bytes wait."""
-        with self._lock:
-            # If a signal handler calls this during a flush, the interrupted flush sends the new bytes, too.
-            self._outbox += data
-            if self.started and len(self._outbox) == len(data):
-                self.flush()
-
-    def flush(self) -> None:
-        """Write as much as possible. A broken pipe is ignored: :meth:`read` notices that the process has ended."""
-        with self._lock, contextlib.suppress(BlockingIOError):
-            try:
-                while self._outbox:
-                    del self._outbox[: os.write(self.stdin.fileno(), self._outbox[: 1 << 16])]
-            except (BrokenPipeError, ValueError):
-                self._outbox.clear()
-
-    def read(self) -> bytes | None:
-        """What has arrived; None if nothing has, no bytes at the end."""
-        try:
-            return os.read(self.stdout.fileno(), 1 << 18)
-        except BlockingIOError:
-            return None
-
     def read_stderr(self) -> bytes:
         """The messages that have arrived."""
         if self.stderr is None:
@@ -125,15 +175,6 @@ class ProcessLink:
             self.stderr.close()
         return data
 
-    def close(self) -> None:
-        """Close the pipes, which makes the agent end all its processes."""
-        if not self.started:
-            return
-        with self._lock, contextlib.suppress(OSError):
-            self._outbox.clear()
-            self.stdin.close()
-        self.stdout.close()
-
     def wait(self, seconds: float) -> int:
         """Wait until the process has ended; it is killed when ``seconds`` have passed. Returns its return code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,11 +184,9 @@ class ProcessLink:
 
     def end(self, seconds: float) -> None:
         """Close the pipes, and wait for at most ``seconds`` until the process has ended."""
-        if self.started:
-            self.close()
-            self.wait(seconds)
-            for pipe in self._pipes:
-                pipe.close()
+        super().end(seconds)
+        if self.started and self.stderr is not None:
+            self.stderr.close()
 
 
 class Tunnel:

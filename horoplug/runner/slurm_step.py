@@ -7,31 +7,29 @@ follow as authenticated messages, which are encrypted if OpenSSL's libcrypto is 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO
 
-from horoplug.base.errors import AuthenticationError, ProtocolError
+from horoplug.base.errors import ProtocolError
 from horoplug.rendezvous.bootstrap import slurm
-from horoplug.rendezvous.network.auth import Encryption, Role, authenticate, least_deserving
+from horoplug.rendezvous.network.auth import Encryption
 from horoplug.rendezvous.network.libcrypto import libcrypto
+from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.network.messages import MessageStream
 
 from . import slurm_agent
 from .blame import describe
-from .links import ProcessLink
+from .links import PipeLink
+from .srun import Srun, environment
 
-_AUTH_SECONDS = 10.0
-_MAX_UNAUTHENTICATED = 256
 _LAST_MESSAGES_SECONDS = 1.0  # for the messages of tasks to arrive after srun has failed
 _LAST_LINE_SECONDS = 0.3
 _SIGNAL_SECONDS = 5.0  # limit for srun to end after SIGTERM
@@ -40,79 +38,11 @@ _MAX_STDERR = 1 << 13  # last bytes of srun's stderr that are kept
 # A line of srun about the end of tasks, with their nodes.
 _TASKS_ENDED = re.compile(r"srun: error: (\S+): tasks? .*\bcode\b")
 
-# What the task needs to start Python. The other variables of the ranks travel to the agent.
-_EXPORTED = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG"),
-    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
-)
-# Variables of the job and of Slurm's users that change what srun does beyond its flags.
-_OPTIONS = (
-    *(
-        "BCAST",
-        "CPUS_PER_GPU",
-        "CPU_BIND",
-        "DEPENDENCY",
-        "DISTRIBUTION",
-        "DIST_PLANESIZE",
-        "EPILOG",
-    ),
-    *(
-        "EXACT",
-        "EXCLUSIVE",
-        "EXPORT_ENV",
-        "GPUS_PER_TASK",
-        "GPU_BIND",
-        "HINT",
-        "HOSTFILE",
-        "IMMEDIATE",
-    ),
-    *("KILL_BAD_EXIT", "LABELIO", "MEM_BIND", "NTASKS_PER_CORE", "NTASKS_PER_GPU"),
-    *("NTASKS_PER_SOCKET", "NTASKS_PER_TRES", "OPEN_MODE", "OVERCOMMIT", "PROLOG", "RESV_PORTS"),
-    *(
-        "SPREAD_JOB",
-        "STDERRMODE",
-        "STDINMODE",
-        "STDOUTMODE",
-        "TASK_EPILOG",
-        "TASK_PROLOG",
-        "TEST_EXEC",
-    ),
-    *("THREADS", "THREADS_PER_CORE", "TRES_PER_TASK", "UMASK", "UNBUFFEREDIO", "WAIT"),
-)
-_SRUN_OPTIONS = ("SRUN_CPUS_PER_TASK", "SRUN_CONTAINER", "SRUN_EXPORT_ENV", "SLURM_CPUS_PER_TASK")
-
 # Runs srun so that it ends with the launcher, even before the tasks run. Arguments: the launcher's pid, the command.
 _STARTER = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "  # PR_SET_PDEATHSIG, SIGTERM
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Srun:
-    """How to start a process on other nodes of the Slurm job in which the launcher runs."""
-
-    program: str
-    python: str
-    """Python on the other nodes."""
-
-    def command(self, nodes: Sequence[str]) -> list[str]:
-        """The command that runs one task on each node."""
-        count = len(nodes)
-        return [
-            self.program,
-            *("--overlap", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0"),
-            *(f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-            f"--nodelist={','.join(nodes)}",
-            f"--export={','.join(name for name in _EXPORTED if name in os.environ)}",
-            *(self.python, "-X", "utf8", "-m", slurm_agent.__name__),
-        ]
-
-
-def find(env: Mapping[str, str], python: str) -> Srun | None:
-    """Slurm's srun; None if it is not on the PATH. ``python``: of the other nodes."""
-    program = shutil.which("srun", path=env.get("PATH"))
-    return None if program is None else Srun(program, python)
 
 
 def can_encrypt() -> bool:
@@ -124,29 +54,25 @@ def can_encrypt() -> bool:
     return True
 
 
-class NodeLink(ProcessLink):
+class NodeLink(PipeLink):
     """The connection to the agent of one node, which its task makes. Until then, bytes for the agent wait."""
 
+    name = "srun"
+
     def __init__(self, source: bytes, lock: threading.RLock, step: SlurmStep) -> None:
-        """See :class:`.links.ProcessLink`."""
-        super().__init__(["srun"], source, lock, own_stderr=False)
+        """``source`` and ``lock`` are those of :class:`.links.PipeLink`."""
+        super().__init__(source, lock)
         near, self._far = socket.socketpair()
         near.setblocking(False)
         self._in = os.fdopen(os.dup(near.fileno()), "wb", 0)
         self._out = os.fdopen(near.detach(), "rb", 0)
         self._step = step
-        self._is_started = False
         self._why = b""
         self._code = 1
         self._sock: socket.socket | None = None
         self.attached = False
         self.over = threading.Event()
         """Set when nothing more arrives."""
-
-    @property
-    def started(self) -> bool:
-        """Whether bytes may be sent."""
-        return self._is_started
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -158,18 +84,9 @@ class NodeLink(ProcessLink):
         """Where bytes of the agent arrive."""
         return self._out
 
-    @property
-    def stderr(self) -> None:
-        """srun has one stderr for all nodes."""
-        return
-
-    @property
-    def _pipes(self) -> list[IO[bytes]]:
-        return [self._in, self._out]
-
     def start(self) -> None:
         """Let bytes be sent."""
-        self._is_started = True
+        self.started = True
         self.flush()
 
     def serve(self, stream: MessageStream) -> None:
@@ -231,43 +148,41 @@ class SlurmStep:
         self._secret = secret
         self._encrypts = can_encrypt()
         self._links: dict[str, NodeLink] = {}  # by Slurm's name of the node
-        self._lock = threading.Lock()
-        self._unauthenticated: dict[socket.socket, str] = {}  # by connection: its source
-        self._listeners: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         for address in addresses:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
             with contextlib.suppress(OSError):  # the address has just vanished
-                made = socket.create_server((address, 0), family=family, backlog=1024)
-                self._listeners.append(made)
+                self._sockets.append(bind(address))
+        self._listener: Listener | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._reader = threading.Thread(target=self._read_stderr, daemon=True)
-        self._closed = False
         self._stderr = bytearray()  # its end
         self._is_over = threading.Event()  # srun has ended
 
     def link(self, node: str, source: bytes, lock: threading.RLock) -> NodeLink:
-        """Add a node, by Slurm's name, to the step. The other arguments are those of :class:`.links.ProcessLink`."""
+        """Add a node, by Slurm's name, to the step. The other arguments are those of :class:`.links.PipeLink`."""
         link = self._links[node] = NodeLink(source, lock, self)
         return link
 
     def start(self) -> None:
         """Run srun on all nodes that were added. Errors: OSError."""
-        for listener in self._listeners:
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._listener = Listener(
+            *(self._sockets, self._secret, slurm_agent.CONTEXT),
+            Encryption.ON if self._encrypts else Encryption.OFF,
+            *(len(self._links), self._serve),
+        )
         starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid())]
-        dropped = {*(f"SLURM_{name}" for name in _OPTIONS), *_SRUN_OPTIONS}
         self._process = subprocess.Popen(
-            starter + self._srun.command(list(self._links)),
+            starter + self._srun.command(list(self._links), slurm_agent.__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if name not in dropped},
+            env=environment(),
             start_new_session=True,  # the launcher handles the terminal's Ctrl-C
         )
         told = {
             "secret": self._secret.hex(),
-            "addresses": [listener.getsockname()[:2] for listener in self._listeners],
+            "addresses": [sock.getsockname()[:2] for sock in self._sockets],
             "encrypt": self._encrypts,
         }
         assert self._process.stdin is not None
@@ -278,39 +193,10 @@ class SlurmStep:
 
     # ---- threads -----------------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closed:
-            try:
-                sock, address = listener.accept()
-            except OSError:
-                if not self._closed:
-                    threading.Event().wait(0.05)  # most likely out of descriptors
-                continue
-            with self._lock:
-                self._unauthenticated[sock] = str(address[0])
-                if len(self._unauthenticated) > max(_MAX_UNAUTHENTICATED, 2 * len(self._links)):
-                    dropped = least_deserving(self._unauthenticated)
-                    del self._unauthenticated[dropped]
-                    with contextlib.suppress(OSError):
-                        dropped.shutdown(socket.SHUT_RDWR)  # ends its thread
-            threading.Thread(target=self._serve, args=(sock, str(address[0])), daemon=True).start()
-
-    def _serve(self, sock: socket.socket, peer: str) -> None:
-        with sock, contextlib.suppress(OSError, AuthenticationError, ProtocolError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                channel = authenticate(
-                    *(sock, self._secret, Role.SERVER, slurm_agent.CONTEXT, _AUTH_SECONDS, peer),
-                    Encryption.ON if self._encrypts else Encryption.OFF,
-                )
-            finally:
-                with self._lock:
-                    self._unauthenticated.pop(sock, None)
-            stream = MessageStream(sock, channel)
-            link = self._links.get(stream.receive(slurm_agent.MAX_MESSAGE).decode())
-            if link is not None and not link.attached:
-                link.serve(stream)
+    def _serve(self, stream: MessageStream) -> None:
+        link = self._links.get(stream.receive(slurm_agent.MAX_MESSAGE).decode(errors="replace"))
+        if link is not None and not link.attached:
+            link.serve(stream)
 
     def _watch(self) -> None:
         """End the links when srun has ended."""
@@ -366,11 +252,8 @@ class SlurmStep:
     def end(self, seconds: float) -> None:
         """Stop listening, and wait until srun has ended. ``seconds``: limit before srun is ended by signals, if all
         tasks have connected; otherwise it is ended at once."""
-        self._closed = True
-        for listener in self._listeners:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            listener.close()
+        if self._listener is not None:
+            self._listener.stop()
         if self._process is None:
             return
         connected = all(link.attached for link in self._links.values())

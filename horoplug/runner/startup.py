@@ -15,7 +15,8 @@ from .hosts import Placement
 from .job_description import JobDescription
 from .network_check import NetworkCheck, candidates
 from .remote import Ssh
-from .slurm_step import SlurmStep, Srun
+from .slurm_step import SlurmStep
+from .srun import Srun
 
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect, unless the start timeout is short
 

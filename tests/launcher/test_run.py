@@ -21,6 +21,7 @@ import pytest
 import horoplug
 from horoplug import RankError, run
 from horoplug.rendezvous.errors import AuthenticationError
+from horoplug.rendezvous.network import listener
 from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.runner import exchange
 from tests.harness.strangers import RefusingServer
@@ -521,7 +522,7 @@ def test_functions_and_results_are_exchanged_in_chunks(served):
 def test_silent_host_displaces_only_its_own_connections(served, monkeypatch):
     """A host is recognised by its address. Here the strangers have 127.0.0.2."""
     server, _ = served
-    monkeypatch.setattr(exchange, "MAX_UNAUTHENTICATED", 8)
+    monkeypatch.setattr(listener, "MOST_UNAUTHENTICATED", 8)
     address = "127.0.0.1", server.port
     rank = socket.create_connection(address, timeout=20)
     source = ("127.0.0.2", 0)

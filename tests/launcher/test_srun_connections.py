@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from horoplug.runner.slurm_step import Srun, why_ended
+from horoplug.runner.slurm_step import why_ended
+from horoplug.runner.srun import Srun
 from tests.harness.support import environment, until
 
 SRUN = """
@@ -130,7 +131,9 @@ def test_tasks_end_with_the_launcher(horovodrun):
 
 
 def test_command_of_srun():
-    command = Srun("/usr/bin/srun", "/opt/python").command(["n1", "n2"])
+    command = Srun("/usr/bin/srun", "/opt/python").command(
+        ["n1", "n2"], "horoplug.runner.slurm_agent"
+    )
     assert command[0] == "/usr/bin/srun"
     assert {"--overlap", "--nodes=2", "--ntasks=2", "--nodelist=n1,n2"} <= set(command)
     assert command[-5:] == ["/opt/python", "-X", "utf8", "-m", "horoplug.runner.slurm_agent"]
