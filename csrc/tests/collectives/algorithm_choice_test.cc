@@ -15,10 +15,14 @@ Costs slow_network() {
   return costs;
 }
 
-// The choice for `bytes` bytes in parts of equal size, on ranks with a host each.
-std::string chosen(OpKind kind, std::size_t ranks, std::size_t bytes, bool in_plan = false) {
+// The choice for `bytes` bytes in parts of equal size. The ranks of a host do not share memory.
+std::string chosen(OpKind kind, std::size_t ranks, std::size_t bytes, bool in_plan = false,
+                   int per_host = 1) {
   const std::vector<std::size_t> parts(ranks, bytes / ranks);
   Comm comm(0, std::vector<std::vector<Link*>>(ranks), nullptr, slow_network());
+  std::vector<int> hosts;
+  for (int rank = 0; rank < comm.size(); ++rank) hosts.push_back(rank / per_host);
+  comm.set_hosts(HostGrid(hosts), nullptr, false);
   comm.begin({.set = 0, .epoch = in_plan ? 1U : 0U, .batch = 1, .check = 1});
   Call call;
   call.kind = kind;
@@ -56,6 +60,14 @@ TEST_CASE("slices that share the links of hosts are exchanged as the large data 
     const std::string name = choose_algorithm(*comm.cross_comm(), call, nullptr).name;
     CHECK(name == (per_host == 1 ? "doubling" : "pairwise"));
   }
+}
+
+TEST_CASE("the ranks of a host share its link in the rounds of exchanges over any distance") {
+  constexpr std::size_t kBytes = 4 << 20;
+  CHECK(chosen(OpKind::kAllgather, 64, kBytes, false, 1) == "bruck");
+  CHECK(chosen(OpKind::kAllgather, 64, kBytes, false, 8) == "ring");
+  CHECK(chosen(OpKind::kReducescatter, 64, kBytes, false, 1) == "halving");
+  CHECK(chosen(OpKind::kReducescatter, 64, kBytes, false, 8) == "ring");
 }
 
 TEST_CASE("two ranks exchange their parts in one round without a barrier") {
