@@ -84,8 +84,10 @@ $(OPTIONAL)/.installed: requirements/optional.txt .venv/.created
 build: .venv/.installed
 	@$(BIN)/python setup.py -q build_ext --inplace
 
+# Without Fashion-MNIST, which is a Debian package, the demo trains on the digits that come with scikit-learn.
 demo: build
-	@$(ACTIVATE) python examples/demo.py
+	@[ -d /usr/share/datasets/fashion-mnist ] || $(MAKE) $(OPTIONAL)/.installed
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python examples/demo.py
 
 wheel: .venv/.test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .

@@ -33,8 +33,13 @@ def load(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     if folder is None and DEBIAN.is_dir():
         folder = DEBIAN
     if folder is None:
-        from sklearn.datasets import load_digits
-
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise SystemExit(
+                "No data: install Debian's dataset-fashion-mnist, pass the folder of its files with --data-dir, or "
+                "install scikit-learn."
+            ) from None
         found = load_digits()
         images, labels = found.images[..., None].astype("float32") / 16, found.target
         return images[360:], labels[360:], images[:360], labels[:360]

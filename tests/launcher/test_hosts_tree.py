@@ -1,6 +1,7 @@
 """Jobs whose agents are started through a tree of ssh. Each host is a network namespace with an sshd; the launcher, on
 h0, starts at most two agents itself, and so does each agent."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -52,25 +53,25 @@ def wait_for(process, text, count):
 
 
 def processes(cluster, host):
-    """The processes on a host."""
+    """The processes on a host: for each its psutil.Process and its command line, name and parent."""
     pids = subprocess.run(
         ["ip", "netns", "pids", cluster.space(host)], capture_output=True, text=True, check=True
     )
     found = []
     for pid in pids.stdout.split():
-        try:
-            found.append(psutil.Process(int(pid)))
-            found[-1].cmdline()
-        except psutil.Error:
-            found = [each for each in found if each.pid != int(pid)]
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(int(pid))
+            facts = process.as_dict(["cmdline", "name", "ppid"])
+            if facts["cmdline"]:
+                found.append((process, facts))
     return found
 
 
 def ssh_of(cluster, host):
     """The ssh processes that run on a host, by the host that they connect to."""
     found = {}
-    for process in processes(cluster, host):
-        line = process.cmdline()
+    for process, facts in processes(cluster, host):
+        line = facts["cmdline"]
         if line[:1] == ["ssh"]:
             found[line[line.index("--") + 1]] = process
     return found
@@ -78,10 +79,14 @@ def ssh_of(cluster, host):
 
 def agents(cluster, host):
     """The guard and the agent on a host."""
-    ours = [each for each in processes(cluster, host) if "f=open(0" in " ".join(each.cmdline())]
-    ours = [each for each in ours if each.name() != "ssh" and "-I" in each.cmdline()]
-    (agent,) = [each for each in ours if each.ppid() in [other.pid for other in ours]]
-    return agent.parent(), agent
+    parents = {}
+    for process, facts in processes(cluster, host):
+        line = facts["cmdline"]
+        if facts["name"] != "ssh" and "-I" in line and "f=open(0" in " ".join(line):
+            parents[process.pid] = facts["ppid"]
+    # A process that the agent has forked has the agent's command line until it executes ssh.
+    (agent,) = [pid for pid, up in parents.items() if up in parents and parents[up] not in parents]
+    return psutil.Process(parents[agent]), psutil.Process(agent)
 
 
 def wrapper(cluster, folder, *lines):
@@ -139,8 +144,8 @@ def test_flags_of_ssh_and_variables_reach_the_leaves(cluster):
     wait_for(process, env["TOKEN"], 8)
     (leaf,) = ssh_of(cluster, "h3").values()
     line, variables = leaf.cmdline(), leaf.environ()
-    everywhere = [each for i in range(8) for each in processes(cluster, f"h{i}")]
-    shown = [" ".join(each.cmdline()) for each in everywhere]
+    everywhere = [facts for i in range(8) for _, facts in processes(cluster, f"h{i}")]
+    shown = [" ".join(facts["cmdline"]) for facts in everywhere]
     process.send_signal(signal.SIGINT)
     finish(process)
     for words in (["-p", "22"], ["-i", str(cluster.folder / "user_key")]):

@@ -7,7 +7,7 @@ import uuid
 import psutil
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import OPTIONAL, ROOT
 from tests.harness.support import environment, until
 
 nbclient = pytest.importorskip("nbclient")
@@ -23,7 +23,7 @@ def variables(tmp_path, monkeypatch):
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     mark = uuid.uuid4().hex
-    yield environment() | {MARK: mark}
+    yield environment() | {MARK: mark, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, OPTIONAL)))}
 
     def left():
         for process in psutil.process_iter():

@@ -18,11 +18,16 @@ std::string describe_number(double value) {
 }
 
 std::string describe_shapes(const Signature& signature) {
+  // A variant has the ranks that agree, and these may have different first dimensions where that is
+  // allowed.
+  const bool any_rows = !first_dimension_counts(signature.op);
   std::string text;
   for (const Shape& shape : signature.shapes) {
     if (!text.empty()) text += ", ";
     if (text.size() > 200) return text + "…";
-    text += describe_shape(shape);
+    std::string one = describe_shape(shape);
+    if (any_rows && !shape.empty()) one.replace(1, std::to_string(shape.front()).size(), "*");
+    text += one;
   }
   return text;
 }
@@ -50,7 +55,7 @@ bool same_buffer(const Signature& a, const Signature& b) {
 }
 
 constexpr const char* kSameShape = "submit the same shape";
-constexpr const char* kSameRows = "submit shapes that differ in the first dimension only";
+constexpr const char* kSameRows = "submit the same dimensions after the first";
 
 // The properties in which ranks can differ, in the order in which they are reported.
 struct Field {

@@ -301,16 +301,18 @@ TEST_CASE("ranks that disagree about the root get an error with both roots") {
 }
 
 TEST_CASE("ranks that disagree about the columns of a gather get an error; rows may differ") {
-  Cluster cluster(Transport::kThreads, 2);
+  Cluster cluster(Transport::kThreads, 3);
   cluster.run([&](int rank) {
     std::vector<float> data(6);
     Order order = reduce_of(data, 0, "g");
     order.op = OpKind::kGather;
     order.output = nullptr;
-    order.shape = {2, rank == 0 ? 3 : 2};
+    order.shape = {rank == 0 ? 3 : rank, rank == 2 ? 3 : 2};
     const Status status = failure_of([&] { perform(cluster.engine(rank), order); });
-    if (status.code != HP_MISMATCH || !mentions(status, {"mismatched shape", "first dimension"}))
-      throw std::runtime_error("text");
+    if (status.code != HP_MISMATCH ||
+        !mentions(status, {"mismatched shape: [*, 2] on ranks 0, 1 but [*, 3] on rank 2",
+                           "the same dimensions after the first"}))
+      throw std::runtime_error(status.message);
   });
 }
 
