@@ -175,6 +175,9 @@ class EngineConfig:
 
     keys: Mapping[int, bytes] = field(default_factory=dict)
     """The encryption keys of the connections to each rank (``hp_peer.keys``), by rank."""
+    connection_requests: int = -1
+    """A stream socket to which the engine writes the ranks that it needs connections to
+    (``hp_config.connection_requests_fd``); -1: all connections exist."""
     gpu_files: Sequence[str] = ()
 
     fusion_threshold: int = 0
@@ -323,6 +326,13 @@ class Engine:
 
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
+    def add_connection(self, rank: int, fds: Sequence[int], keys: bytes) -> None:
+        """The connections to a rank that was not connected, by lane, and the encryption keys of all of them; no keys:
+        they are not encrypted. The engine owns the descriptors."""
+
+    def fail_connection(self, rank: int, reason: str) -> None:
+        """Connections to a rank that the engine has asked for cannot be made: the job fails. ``reason`` completes
+        "rank 5: "."""
     def stats(self) -> dict[str, int]:
         """The counters of ``hp_stats`` by name."""
 

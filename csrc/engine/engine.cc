@@ -67,6 +67,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       activity_{.last_event = steady_now()},
       mesh_(take_lanes(config_), doorbell_,
             [this](int from, Bytes message) { dispatcher_.receive(from, std::move(message)); }),
+      on_demand_(config_.connection_requests, mesh_, *doorbell_),
       point_to_point_(config_, mesh_, [this](Batch& batch) { scheduler_.trace_transfer(batch); }),
       segments_(config_.members.size()),
       completion_(submissions_, handles_, tracing_),
@@ -251,6 +252,22 @@ void Engine::copy_result(hp_handle handle, int index, void* to, CUstream stream)
   GpuQueue::copy_result(*handles_.done(handle), index, to, stream);
 }
 
+void Engine::add_connection(int rank, std::vector<std::unique_ptr<Stream>> lanes) {
+  check_peer(rank);
+  on_demand_.add(rank, std::move(lanes));
+}
+
+void Engine::fail_connection(int rank, const std::string& reason) {
+  check_peer(rank);
+  on_demand_.fail(rank, reason);
+}
+
+void Engine::check_peer(int rank) const {
+  if (rank >= 0 && rank < size() && rank != config_.rank) return;
+  throw Error(HP_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " is no peer of rank " +
+                                       std::to_string(config_.rank));
+}
+
 hp_stats Engine::stats() const {
   hp_stats stats{};
   stats.struct_size = sizeof stats;
@@ -289,6 +306,7 @@ bool Engine::step() {
   busy |= scheduler_.execute();
   busy |= scheduler_.transfer();
   busy |= registry_.finish_removals();
+  busy |= on_demand_.run();
   busy |= mesh_.pump_writes();
   if (lifecycle_.leave_requested()) busy |= shutdown_.advance(steady_now());
   if (mesh_.take_polled_traffic()) activity_.quiet_since = steady_now();

@@ -9,6 +9,7 @@
 //   PointToPoint         matches and transfers what two ranks send each other
 //   ProcessSetRegistry   creates, finds and removes process sets; SharedBuffers does buffers
 //   GpuQueue             keeps the order of operations on this rank's GPU
+//   OnDemandConnections  asks for connections that are made while the engine runs
 //   MessageDispatcher    takes control messages to the parts; Handshake is the first exchange
 //   Watchdog             checks everything that may take too long
 //   Shutdown, Completion end the engine and single operations
@@ -34,6 +35,7 @@
 #include "engine/lifecycle.h"
 #include "engine/loop/progress_loop.h"
 #include "engine/message_dispatcher.h"
+#include "engine/on_demand_connections.h"
 #include "engine/operations/handle_table.h"
 #include "engine/operations/submission_queue.h"
 #include "engine/options.h"
@@ -103,11 +105,16 @@ class Engine {
   // Fails the job on all ranks.
   void abort(const std::string& reason);
 
+  // See hp_connection_add and hp_connection_fail.
+  void add_connection(int rank, std::vector<std::unique_ptr<Stream>> lanes);
+  void fail_connection(int rank, const std::string& reason);
+
   int size() const { return config_.size(); }
   hp_stats stats() const;
   Tracing& tracing() { return tracing_; }
 
  private:
+  void check_peer(int rank) const;
   void prepare(std::span<const OperationPtr> operations);
   void start_running(std::vector<Segment> segments);
   bool take_requests();
@@ -118,7 +125,7 @@ class Engine {
   void watch() { watchdog_.watch(steady_now()); }
   void fail(const Status& status) { shutdown_.fail(status); }
   bool stopped() const { return lifecycle_.stopped(); }
-  bool requests_waiting() const { return submissions_.requests_waiting(); }
+  bool requests_waiting() const { return submissions_.requests_waiting() || on_demand_.waiting(); }
   bool has_running_batch() const;
   bool has_sleeping_callers() const { return handles_.has_sleepers(); }
   bool must_poll() const { return polling_.needed(); }
@@ -141,6 +148,7 @@ class Engine {
   TuningLog tuning_log_;
   Activity activity_;
   Mesh mesh_;
+  OnDemandConnections on_demand_;  // partly by any thread
   PointToPoint point_to_point_;
   SegmentAllocator segments_;
   Completion completion_;

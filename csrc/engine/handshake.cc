@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/time.h"
+#include "engine/job_tree.h"
 #include "transport/shm/transfer_slots.h"
 
 namespace horoplug {
@@ -51,8 +52,11 @@ Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done 
       done_(std::move(done)),
       settings_(settings_of(config)),
       segment_bytes_(config.members.size()),
-      missing_(config.size()),
-      started_at_(now) {}
+      started_at_(now) {
+  for (int rank = 0; rank < config.size(); ++rank) missing_ += mesh.connected(rank) ? 1 : 0;
+  if (config.connection_requests) tree_ = position_in_job(config);
+  children_ = tree_.children;
+}
 
 void Handshake::begin() {
   Member& self = config_.members[static_cast<std::size_t>(config_.rank)];
@@ -67,8 +71,8 @@ void Handshake::begin() {
   hello.settings = settings_;
   segment_bytes_[static_cast<std::size_t>(config_.rank)] = hello.segment_bytes;
   --missing_;
-  mesh_.send_control_to_all(encode(hello));
-  if (config_.size() == 1) finish();
+  mesh_.send_control_to_connected(encode(hello));
+  advance();
 }
 
 void Handshake::receive(int from, const Hello& hello) {
@@ -89,7 +93,25 @@ void Handshake::receive(int from, const Hello& hello) {
     }
   }
   known = hello.segment_bytes;
-  if (--missing_ == 0) finish();
+  --missing_;
+  advance();
+}
+
+void Handshake::receive_introduced(int from) {
+  if (subtree_introduced_ && from == tree_.parent) return start();
+  if (std::erase(children_, from) == 0) throw WireError("it introduced its subtree twice");
+  advance();
+}
+
+void Handshake::advance() {
+  if (missing_ > 0 || !children_.empty() || std::exchange(subtree_introduced_, true)) return;
+  if (tree_.is_root()) return start();
+  mesh_.send_control(tree_.parent, encode_introduced());
+}
+
+void Handshake::start() {
+  for (const int child : tree_.children) mesh_.send_control(child, encode_introduced());
+  finish();
 }
 
 void Handshake::finish() {
@@ -112,12 +134,19 @@ void Handshake::finish() {
 void Handshake::check_deadline(double now) const {
   const double limit = or_never(config_.options.data_timeout);
   if (now - started_at_ < limit) return;
-  std::vector<int> missing;
-  for (std::size_t rank = 0; rank < segment_bytes_.size(); ++rank) {
-    if (!segment_bytes_[rank]) missing.push_back(static_cast<int>(rank));
-  }
-  throw Error(HP_TIMEOUT, "no answer from " + describe_ranks(missing) + " within " +
+  throw Error(HP_TIMEOUT, "no answer from " + describe_ranks(awaited()) + " within " +
                               describe_seconds(limit) + " of the start");
+}
+
+std::vector<int> Handshake::awaited() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < config_.size(); ++rank) {
+    const bool introduced = segment_bytes_[static_cast<std::size_t>(rank)].has_value();
+    if (!introduced && mesh_.connected(rank)) ranks.push_back(rank);
+  }
+  if (ranks.empty()) ranks = children_;
+  if (ranks.empty()) ranks.push_back(tree_.parent);
+  return ranks;
 }
 
 }  // namespace horoplug

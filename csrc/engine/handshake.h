@@ -1,5 +1,11 @@
-// The start of an engine: every rank introduces itself to every other one, compares settings, and
-// maps the memory of the ranks on its host. Used by the thread that runs the loop.
+// The start of an engine: every rank introduces itself to every rank that it is connected with,
+// compares settings, and maps the memory of the ranks on its host. Used by the thread that runs the
+// loop.
+//
+// In a job with connections on demand, a rank hears from some ranks only. There, a tree of all
+// ranks collects that everybody has compared its settings, and then tells everybody (kIntroduced).
+// Since all ranks are connected through others, equal settings of neighbours are equal settings of
+// all.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +17,7 @@
 #include <vector>
 
 #include "controller/messages/messages.h"
+#include "controller/state/topology.h"
 #include "engine/options.h"
 #include "transport/mesh.h"
 
@@ -18,7 +25,7 @@ namespace horoplug {
 
 class Handshake {
  public:
-  // Called once, when every peer has introduced itself: the shared memory of the ranks on this
+  // Called once, when all ranks have introduced themselves: the shared memory of the ranks on this
   // host, this one included.
   using Done = std::function<void(std::vector<Segment> segments)>;
 
@@ -29,13 +36,18 @@ class Handshake {
   void begin();
   // Throws Error if the peer's settings differ, WireError if the message is invalid.
   void receive(int from, const Hello& hello);
+  // Throws WireError if the message is unexpected.
+  void receive_introduced(int from);
   // Throws Error(HP_TIMEOUT) if it has taken too long.
   void check_deadline(double now) const;
   // This process has stood still for `seconds`, which are not held against the peers.
   void excuse(double seconds) { started_at_ += seconds; }
 
  private:
+  void advance();
+  void start();
   void finish();
+  std::vector<int> awaited() const;
 
   EngineConfig& config_;
   Mesh& mesh_;
@@ -44,7 +56,11 @@ class Handshake {
   using Settings = std::vector<std::pair<std::string, std::string>>;
   const Settings settings_;                                  // of this rank
   std::vector<std::optional<std::uint64_t>> segment_bytes_;  // by rank; empty: not introduced yet
-  int missing_;                                              // ranks that are not introduced yet
+  int missing_ = 0;  // connected ranks, and this one, that are not introduced yet
+  // With connections on demand; otherwise empty, without parent and children.
+  TreePosition tree_;
+  std::vector<int> children_;  // those whose subtrees are not introduced yet
+  bool subtree_introduced_ = false;
   double started_at_;
 };
 

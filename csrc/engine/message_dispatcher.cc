@@ -17,6 +17,9 @@ void MessageDispatcher::receive(int from, Bytes message) {
   const MessageHead head = read_head(reader);
   if (head.kind == MessageKind::kHello) {
     handshake_.receive(from, decode_hello(reader));
+  } else if (head.kind == MessageKind::kIntroduced) {
+    reader.expect_end();
+    handshake_.receive_introduced(from);
   } else if (head.kind == MessageKind::kAbort || head.kind == MessageKind::kBye) {
     // A peer may be ready, done and gone before this rank has heard from everybody.
     dispatch(from, message);
@@ -68,6 +71,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
   const MessageHead head = read_head(reader);
   switch (head.kind) {
     case MessageKind::kHello:
+    case MessageKind::kIntroduced:
       throw WireError("it introduced itself twice");
     case MessageKind::kReady: {
       ProcessSet* const set = set_of(head.set, from, message);

@@ -47,7 +47,8 @@ struct EngineOptions {
 // if they are threads.
 struct Member {
   int host = 0;
-  std::unique_ptr<Stream> stream;  // nullptr for the engine's own rank
+  // nullptr for the engine's own rank. Without a connection, an AbsentStream, like all lanes.
+  std::unique_ptr<Stream> stream;
   // Further connections, for data only. All pairs of ranks on different hosts have equally many.
   std::vector<std::unique_ptr<Stream>> lanes;
   Fd segment_file;
@@ -58,6 +59,9 @@ struct Member {
 struct EngineConfig {
   int rank = 0;
   std::vector<Member> members;  // by rank
+  // Where to ask for absent connections (see OnDemandConnections); empty: all of them exist. On all
+  // ranks or on none.
+  Fd connection_requests;
   // If set, it carries the data between hosts instead of the members' lanes.
   std::shared_ptr<Mpi> mpi;
   // Opens the CUDA libraries, or throws Error. Called when there is a tensor on a GPU.

@@ -31,7 +31,7 @@ void Peers::receive_bye(int from) {
 
 void Peers::say_bye() {
   said_bye_ = true;
-  mesh_.send_control_to_all(encode_bye());
+  mesh_.send_control_to_connected(encode_bye());
   mesh_.close_writes();
 }
 

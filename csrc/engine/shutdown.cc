@@ -27,7 +27,7 @@ void Shutdown::fail(const Status& status) {
   parts_.submissions.fail(status);
   // The peers are told first: when this rank's own operations have ended, its program may exit at
   // once, and the peers would blame this rank.
-  mesh.send_control_to_all(encode(Abort{status.code, status.message}));
+  mesh.send_control_to_connected(encode(Abort{status.code, status.message}));
   mesh.close_writes();
   parts_.gpu.abort();
   end_all_operations();

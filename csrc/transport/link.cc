@@ -35,12 +35,27 @@ void check_header(const FrameHeader& header) {
 }  // namespace
 
 Link::Link(int peer, std::unique_ptr<Stream> stream, ControlHandler on_control)
-    : peer_(peer), stream_(std::move(stream)), on_control_(std::move(on_control)) {}
+    : peer_(peer),
+      stream_(std::move(stream)),
+      absent_(stream_->fd() == Stream::kAbsent),
+      on_control_(std::move(on_control)) {}
 
 Link::~Link() = default;
 
 void Link::list_as_writer() {
-  if (!std::exchange(listed_, true)) activity_->writers.push_back(index_);
+  if (std::exchange(listed_, true)) return;
+  if (absent_) {
+    activity_->needed.push_back(peer_);
+  } else {
+    activity_->writers.push_back(index_);
+  }
+}
+
+void Link::connect(std::unique_ptr<Stream> stream) {
+  stream_ = std::move(stream);
+  absent_ = false;
+  listed_ = false;
+  if (!queue_.empty()) list_as_writer();
 }
 
 // ---- sending ----

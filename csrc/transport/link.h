@@ -41,6 +41,7 @@ namespace horoplug {
 // What the links of a mesh tell it, so that it need not look at idle links.
 struct LinkActivity {
   std::vector<int> writers;  // indices of links that have something to write, each once
+  std::vector<int> needed;   // ranks to which an absent link has something to write
   std::uint64_t failures = 0;
   std::uint64_t control_messages = 0;
   std::uint64_t control_bytes = 0;
@@ -79,6 +80,10 @@ class Link {
   // The bytes of collectives of all sets that have arrived and wait for their receives.
   std::uint64_t backlog() const { return matcher_.backlog(); }
   int fd() const { return stream_->fd(); }
+  // Whether the link is not connected yet. What is sent over it waits until it is.
+  bool absent() const { return absent_; }
+  // Connects an absent link.
+  void connect(std::unique_ptr<Stream> stream);
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
   bool busy() const;
   // Releases the stream's resources. The link cannot be used afterwards.
@@ -98,7 +103,7 @@ class Link {
   bool pump_write();
   bool pump_read();
   bool control_has_left() const { return failure_ || queue_.control_has_left(); }
-  bool wants_write() const { return !queue_.empty() && !failure_; }
+  bool wants_write() const { return !queue_.empty() && !failure_ && !absent_; }
 
   // Drops frames that were kept for a channel without further receives.
   void forget(const Channel& channel);
@@ -139,6 +144,7 @@ class Link {
 
   const int peer_;
   std::unique_ptr<Stream> stream_;
+  bool absent_;
   ControlHandler on_control_;
   std::optional<std::string> failure_;
   bool ended_ = false;
@@ -159,7 +165,7 @@ class Link {
   LinkActivity own_activity_;  // of a link without a mesh
   LinkActivity* activity_ = &own_activity_;
   int index_ = 0;
-  bool listed_ = false;            // among the writers
+  bool listed_ = false;            // among the writers, or its rank among those needed
   std::set<Flow> flows_;           // since the last look
   std::optional<Flow> last_flow_;  // the last one that was added
 };

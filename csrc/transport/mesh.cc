@@ -14,16 +14,15 @@ constexpr std::uint64_t kLeastBacklog = 1 << 20;
 
 Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
            std::shared_ptr<Doorbell> doorbell, const Link::ControlHandler& on_control)
-    : doorbell_(std::move(doorbell)), poller_(*doorbell_), lanes_(lanes.size()) {
+    : doorbell_(std::move(doorbell)),
+      poller_(*doorbell_),
+      lanes_(lanes.size()),
+      asked_for_(lanes.size()) {
   for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
     for (auto& stream : lanes[rank]) {
       auto link = std::make_unique<Link>(static_cast<int>(rank), std::move(stream), on_control);
       link->report_to(activity_, static_cast<int>(links_.size()));
-      if (link->fd() >= 0) {
-        poller_.add(link->fd(), static_cast<int>(links_.size()));
-      } else {
-        (link->fd() == Stream::kPolled ? polled_ : ringing_).push_back(link.get());
-      }
+      watch(*link, static_cast<int>(links_.size()));
       lanes_[rank].push_back(link.get());
       links_.push_back(std::move(link));
     }
@@ -36,11 +35,44 @@ Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
 
 Mesh::~Mesh() = default;
 
+void Mesh::watch(Link& link, int token) {
+  if (link.fd() >= 0) poller_.add(link.fd(), token);
+  if (link.fd() == Stream::kPolled) polled_.push_back(&link);
+  if (link.fd() == Stream::kRings) ringing_.push_back(&link);
+}
+
+bool Mesh::connected(int rank) const {
+  return std::none_of(lanes(rank).begin(), lanes(rank).end(),
+                      [](const Link* lane) { return lane->absent(); });
+}
+
+std::vector<int> Mesh::take_needed() {
+  if (activity_.needed.empty()) return {};
+  std::vector<int> needed = std::exchange(activity_.needed, {});
+  std::erase_if(needed, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    const bool known = connected(rank) || asked_for_[index];
+    asked_for_[index] = true;
+    return known;
+  });
+  return needed;
+}
+
+void Mesh::connect(int rank, std::vector<std::unique_ptr<Stream>> streams) {
+  std::size_t next = 0;
+  for (std::size_t token = 0; token < links_.size() && next < streams.size(); ++token) {
+    Link& link = *links_[token];
+    if (link.peer() != rank || !link.absent() || link.failure()) continue;
+    link.connect(std::move(streams[next++]));
+    watch(link, static_cast<int>(token));
+  }
+}
+
 void Mesh::send_control(int rank, Bytes message) { link(rank)->send_control(std::move(message)); }
 
-void Mesh::send_control_to_all(const Bytes& message) {
+void Mesh::send_control_to_connected(const Bytes& message) {
   for (int rank = 0; rank < size(); ++rank) {
-    if (link(rank) != nullptr) link(rank)->send_control(message);
+    if (link(rank) != nullptr && !link(rank)->absent()) link(rank)->send_control(message);
   }
 }
 
@@ -128,13 +160,15 @@ const Link* Mesh::failed(int rank) {
 
 void Mesh::close_writes() {
   for (int rank = 0; rank < size(); ++rank) {
-    if (link(rank) != nullptr && !link(rank)->failure()) link(rank)->close_write();
+    Link* const first = link(rank);
+    if (first != nullptr && !first->failure() && !first->absent()) first->close_write();
   }
 }
 
 bool Mesh::all_closed_by_peers() const {
   for (int rank = 0; rank < size(); ++rank) {
-    if (link(rank) != nullptr && !link(rank)->failure()) return false;
+    const Link* const first = link(rank);
+    if (first != nullptr && !first->failure() && !first->absent()) return false;
   }
   return true;
 }

@@ -14,7 +14,7 @@ namespace horoplug {
 
 class Mesh {
  public:
-  // lanes[r]: the connections to rank r; empty for this rank itself.
+  // lanes[r]: the connections to rank r, of which some may be absent; empty for this rank itself.
   Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes, std::shared_ptr<Doorbell> doorbell,
        const Link::ControlHandler& on_control);
   ~Mesh();
@@ -31,7 +31,8 @@ class Mesh {
   const Link* failed(int rank);
 
   void send_control(int rank, Bytes message);
-  void send_control_to_all(const Bytes& message);
+  // To all ranks with a connection.
+  void send_control_to_connected(const Bytes& message);
 
   // Reads and writes what it can without waiting. Returns whether anything was transferred.
   bool pump();
@@ -70,6 +71,13 @@ class Mesh {
   // Closes all streams.
   void close_polled();
 
+  // Whether all connections to a rank exist, which is true of this rank itself.
+  bool connected(int rank) const;
+  // Ranks to which messages are queued without a connection, each once since the start.
+  std::vector<int> take_needed();
+  // Connects the absent links to a rank, in order. Does nothing if they are connected or failed.
+  void connect(int rank, std::vector<std::unique_ptr<Stream>> streams);
+
   // Closes the first connection to every rank for writing once its queue is sent. The others close
   // with this object: a peer must learn why this rank leaves before it sees connections close.
   void close_writes();
@@ -89,6 +97,7 @@ class Mesh {
   void take_movement(Movement& movement);
 
  private:
+  void watch(Link& link, int token);
   bool read(Link& link);
   bool read_polled();
 
@@ -100,6 +109,7 @@ class Mesh {
   std::vector<std::vector<Link*>> lanes_;  // by rank
   std::vector<Link*> ringing_;             // links whose peers ring the doorbell
   std::vector<Link*> polled_;              // links without notification
+  std::vector<bool> asked_for_;            // by rank: take_needed() has returned it
   unsigned turn_ = 1;
   bool polled_traffic_ = false;
   std::vector<int> readable_;

@@ -41,6 +41,7 @@ class Stream {
   // A descriptor that epoll can watch for this stream, or one of the constants below.
   static constexpr int kRings = -1;   // the peer rings the doorbell instead
   static constexpr int kPolled = -2;  // there is no notification: the stream must be polled
+  static constexpr int kAbsent = -3;  // not connected yet: see AbsentStream
   virtual int fd() const = 0;
 
   // Whether written bytes need further calls to be sent. Only polled streams return true.

@@ -299,6 +299,21 @@ void Engine::abort(const std::string& reason) {
   check(without_gil([&] { return hp_engine_abort(engine, reason.c_str()); }));
 }
 
+void Engine::add_connection(int rank, const std::vector<int>& fds, const py::bytes& keys) {
+  const auto bytes = keys.operator std::string_view();
+  hp_engine* const engine = get();
+  if (!bytes.empty() && bytes.size() != std::size_t{2 * HP_KEY_BYTES} * fds.size()) {
+    throw py::value_error("keys of a wrong size for rank " + std::to_string(rank));
+  }
+  const auto* const data = reinterpret_cast<const std::uint8_t*>(bytes.data());
+  check(hp_connection_add(engine, rank, fds.data(), static_cast<std::int32_t>(fds.size()),
+                          bytes.empty() ? nullptr : data));
+}
+
+void Engine::fail_connection(int rank, const std::string& reason) {
+  check(hp_connection_fail(get(), rank, reason.c_str()));
+}
+
 py::dict Engine::stats() {
   hp_stats stats = {};
   stats.struct_size = sizeof(stats);
@@ -364,6 +379,8 @@ void add_engine(py::module_& module) {
       .def("shutdown", &Engine::shutdown)
       .def_property_readonly("address", &Engine::address)
       .def("abort", &Engine::abort, "reason"_a)
+      .def("add_connection", &Engine::add_connection, "rank"_a, "fds"_a, "keys"_a)
+      .def("fail_connection", &Engine::fail_connection, "rank"_a, "reason"_a)
       .def("stats", &Engine::stats)
       .def("timeline_start", &Engine::timeline_start, "path"_a, "mark_cycles"_a = false)
       .def("timeline_stop", &Engine::timeline_stop);

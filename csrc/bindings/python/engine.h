@@ -63,6 +63,8 @@ class Engine {
   std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(get()); }
   void shutdown();
   void abort(const std::string& reason);
+  void add_connection(int rank, const std::vector<int>& fds, const pybind11::bytes& keys);
+  void fail_connection(int rank, const std::string& reason);
   pybind11::dict stats();
   void timeline_start(const std::string& path, bool mark_cycles);
   void timeline_stop();

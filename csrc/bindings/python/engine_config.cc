@@ -32,6 +32,7 @@ void visit_attributes(Visit&& visit) {
   visit("mpi", &EngineConfig::mpi);
   visit("libcrypto", &EngineConfig::libcrypto);
   visit("keys", &EngineConfig::keys);
+  visit("connection_requests", &EngineConfig::connection_requests);
   visit("gpu_files", &EngineConfig::gpu_files);
   visit("fusion_threshold", &EngineConfig::fusion_threshold);
   visit("cache_capacity", &EngineConfig::cache_capacity);
@@ -120,6 +121,8 @@ CoreConfig::CoreConfig(const EngineConfig& config) {
   config_.doorbell_fd = config.doorbell_fd;
   config_.peer_count = static_cast<std::int32_t>(peers_.size());
   config_.peers = peers_.data();
+  config_.connects_on_demand = config.connection_requests >= 0 ? 1 : 0;
+  config_.connection_requests_fd = config.connection_requests;
   config_.link_latency = config.link_latency;
   config_.link_bandwidth = config.link_bandwidth;
   config_.gpu_files = gpu_files_.data();

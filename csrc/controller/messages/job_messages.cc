@@ -61,6 +61,8 @@ Abort decode_abort(Reader& reader) {
   return abort;
 }
 
+Bytes encode_introduced() { return begin_message(MessageKind::kIntroduced).take(); }
+
 Bytes encode_wake_up() { return begin_message(MessageKind::kWakeUp).take(); }
 Bytes encode_ping() { return begin_message(MessageKind::kPing).take(); }
 Bytes encode_pong() { return begin_message(MessageKind::kPong).take(); }

@@ -18,7 +18,7 @@
 namespace horoplug {
 
 enum class MessageKind : std::uint8_t {
-  kHello = 0,          // to every rank, first: identity and configuration of the sender
+  kHello = 0,          // to every connected rank, first: identity and configuration of the sender
   kReady,              // up the tree: operations that are ready in the sender's whole subtree
   kDecisions,          // down the tree: the batches to run, in this order
   kLeave,              // up the tree: a rank wants to leave
@@ -27,24 +27,26 @@ enum class MessageKind : std::uint8_t {
   kInspection,         // down the tree: report your state
   kReport,             // up the tree: the state of the sender's subtree
   kFail,               // to the root of a process set: fail its pending operations
-  kAbort,              // to every rank: the job has failed
-  kBye,                // to every rank: the sender leaves in good order
+  kAbort,              // to every connected rank: the job has failed
+  kBye,                // to every connected rank: the sender leaves in good order
   kDependencyLabels,   // up the tree: the answer to a dependency query
   kBreak,              // up the tree: the plan must end
   kHalt,               // down the tree: join no further batch of the plan
   kHalted,             // up the tree: the last batch that the subtree has joined
-  kWakeUp,  // to a rank that the sender waits for: poll the links that have no notification
-  kPing,    // to every rank: a transfer makes no progress; answer with kPong
-  kPong,    // the answer to kPing
-  kOffer,   // to the receiver of a send: see point_to_point_matcher.h
-  kAccept,  // to its sender: the transfer may begin
-  kReject,  // to its sender: the recv does not fit
-  kCancel,  // to its receiver: the send has failed
+  kWakeUp,      // to a rank that the sender waits for: poll the links that have no notification
+  kPing,        // to a rank that may be to blame for a delay: answer with kPong
+  kPong,        // the answer to kPing
+  kOffer,       // to the receiver of a send: see point_to_point_matcher.h
+  kAccept,      // to its sender: the transfer may begin
+  kReject,      // to its sender: the recv does not fit
+  kCancel,      // to its receiver: the send has failed
+  kIntroduced,  // up the tree: all ranks of the subtree and their connected peers have exchanged
+                // kHello; down the tree: all ranks of the job have
 };
-inline constexpr int kMessageKindCount = 22;
+inline constexpr int kMessageKindCount = 23;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 18;
+  static constexpr std::uint32_t kProtocol = 19;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -203,6 +205,7 @@ struct MessageHead {
 MessageHead read_head(Reader& reader);
 
 Bytes encode(const Hello& hello);
+Bytes encode_introduced();
 Bytes encode(std::uint32_t set, const Ready& ready);
 Bytes encode(std::uint32_t set, const Decisions& decisions);
 Bytes encode_leave(std::uint32_t set, int rank);

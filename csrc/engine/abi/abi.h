@@ -12,12 +12,22 @@
 #include <utility>
 
 #include "engine/abi/engine_owner.h"
+#include "engine/abi/stream_maker.h"
 #include "engine/engine.h"
 #include "horoplug/horoplug.h"
 #include "transport/mpi/funnel.h"
 
+namespace horoplug::abi {
+
+// What hp_config says, for an engine. Takes ownership of all descriptors, also if it throws Error.
+// Opens the maker.
+EngineConfig make_config(const hp_config& given, StreamMaker& maker);
+
+}  // namespace horoplug::abi
+
 struct hp_engine {
-  explicit hp_engine(horoplug::EngineConfig config) : engine(std::move(config)) {}
+  explicit hp_engine(const hp_config& given) : engine(horoplug::abi::make_config(given, streams)) {}
+  horoplug::abi::StreamMaker streams;
   horoplug::abi::EngineOwner engine;
 };
 
@@ -84,8 +94,5 @@ inline std::uint32_t checked_set(std::int32_t number) {
 // The memory of a result, for the caller to take; throws Error if there is none of that kind.
 Allocation& allocation_of(HandleTable& handles, hp_handle handle, std::int32_t index,
                           bool on_device);
-
-// What hp_config says, for an engine. Takes ownership of all descriptors, also if it throws Error.
-EngineConfig make_config(const hp_config& given);
 
 }  // namespace horoplug::abi

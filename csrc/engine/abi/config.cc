@@ -9,8 +9,7 @@
 #include "collectives/collective.h"
 #include "collectives/point_to_point.h"
 #include "engine/abi/abi.h"
-#include "transport/encrypted/encrypted_stream.h"
-#include "transport/tcp/socket_stream.h"
+#include "transport/absent_stream.h"
 
 namespace horoplug::abi {
 namespace {
@@ -43,58 +42,47 @@ std::shared_ptr<Mpi> open_mpi(const hp_mpi& given) {
   return given.worker == nullptr ? mpi : make_funnel(mpi, given.worker->thread);
 }
 
-// Makes the streams of connections between hosts, which are encrypted if the job asks for that.
-class StreamMaker {
- public:
-  explicit StreamMaker(const hp_libcrypto* given) {
-    if (given != nullptr) libcrypto_ = make_libcrypto(complete(given));
-  }
-
-  // Replaces a peer's streams by encrypted ones if it has keys.
-  void encrypt(const hp_peer& peer, Member& member) {
-    if (peer.keys == nullptr) return;
-    if (!libcrypto_) throw Error(HP_INVALID_ARGUMENT, "keys without libcrypto");
-    const std::uint8_t* keys = peer.keys;
-    const auto wrap = [&](std::unique_ptr<Stream>& stream) {
-      using Cipher = RecordCipher;
-      const auto cipher = [&](Cipher::Direction direction) {
-        const Cipher::Key key(keys, HP_KEY_BYTES);
-        keys += HP_KEY_BYTES;
-        return std::make_unique<Cipher>(*libcrypto_, direction, key);
-      };
-      auto sealing = cipher(Cipher::Direction::kSeal);
-      auto opening = cipher(Cipher::Direction::kOpen);
-      stream = std::make_unique<EncryptedStream>(std::move(stream), std::move(sealing),
-                                                 std::move(opening), buffers_);
-    };
-    wrap(member.stream);
-    for (auto& lane : member.lanes) wrap(lane);
-  }
-
- private:
-  std::optional<Libcrypto> libcrypto_;
-  std::shared_ptr<RecordBuffers> buffers_ = std::make_shared<RecordBuffers>();
+// A peer, and its connections by lane; none: it is not connected.
+struct Taken {
+  Member member;
+  std::vector<Fd> connections;
 };
 
 // Takes ownership of all descriptors of a peer.
-Member make_member(const hp_peer& peer) {
-  Member member;
-  member.host = peer.host;
-  Fd stream(peer.stream_fd);
-  member.segment_file = Fd(peer.segment_fd);
-  member.doorbell = make_doorbell(peer.doorbell_fd);
-  if (stream) member.stream = std::make_unique<SocketStream>(std::move(stream));
-  for (int32_t i = 0; i < peer.lane_count; ++i) {
-    member.lanes.push_back(std::make_unique<SocketStream>(Fd(peer.lane_fds[i])));
+Taken take(const hp_peer& peer) {
+  Taken taken;
+  taken.member.host = peer.host;
+  taken.member.segment_file = Fd(peer.segment_fd);
+  taken.member.doorbell = make_doorbell(peer.doorbell_fd);
+  if (peer.stream_fd < 0) return taken;
+  taken.connections.emplace_back(peer.stream_fd);
+  for (int32_t i = 0; i < peer.lane_count; ++i) taken.connections.emplace_back(peer.lane_fds[i]);
+  return taken;
+}
+
+// The connections to a peer, which are absent if they are to be made on demand.
+StreamMaker::Streams streams_of(const hp_config& given, const hp_peer& peer,
+                                std::vector<Fd> connections, const StreamMaker& maker) {
+  const bool remote = peer.host != given.host;
+  if (connections.empty()) {
+    StreamMaker::Streams absent;
+    for (int32_t i = 0; remote && given.connects_on_demand != 0 && i <= peer.lane_count; ++i) {
+      absent.push_back(std::make_unique<AbsentStream>());
+    }
+    return absent;
   }
-  return member;
+  if (given.libcrypto != nullptr && remote && peer.keys == nullptr) {
+    throw Error(HP_INVALID_ARGUMENT, "no keys for rank " + std::to_string(peer.rank));
+  }
+  return maker.make(std::move(connections), peer.keys);
 }
 
 // By rank.
-std::vector<Member> make_members(const hp_config& given, const std::vector<hp_peer>& peers) {
+std::vector<Member> make_members(const hp_config& given, const std::vector<hp_peer>& peers,
+                                 StreamMaker& maker) {
   // Own every descriptor before anything can fail.
-  std::vector<Member> taken;
-  for (const hp_peer& peer : peers) taken.push_back(make_member(peer));
+  std::vector<Taken> taken;
+  for (const hp_peer& peer : peers) taken.push_back(take(peer));
   Member self;
   self.host = given.host;
   self.segment_file = Fd(given.segment_fd);
@@ -104,7 +92,7 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
       given.peer_count != given.size - 1) {
     throw Error(HP_INVALID_ARGUMENT, "rank, size and peers do not fit together");
   }
-  StreamMaker streams(given.libcrypto);
+  maker.open(given.libcrypto);
   std::vector<Member> members(static_cast<std::size_t>(given.size));
   std::vector<bool> seen(members.size(), false);
   seen[static_cast<std::size_t>(given.rank)] = true;
@@ -115,11 +103,10 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
                                            std::to_string(given.rank) + " or is given twice");
     }
     seen[static_cast<std::size_t>(rank)] = true;
-    Member& member = members[static_cast<std::size_t>(rank)] = std::move(taken[i]);
-    if (given.libcrypto != nullptr && member.host != given.host && peers[i].keys == nullptr) {
-      throw Error(HP_INVALID_ARGUMENT, "no keys for rank " + std::to_string(rank));
+    Member& member = members[static_cast<std::size_t>(rank)] = std::move(taken[i].member);
+    for (auto& stream : streams_of(given, peers[i], std::move(taken[i].connections), maker)) {
+      (member.stream ? member.lanes.emplace_back() : member.stream) = std::move(stream);
     }
-    if (member.stream) streams.encrypt(peers[i], member);
   }
   members[static_cast<std::size_t>(given.rank)] = std::move(self);
   return members;
@@ -180,7 +167,7 @@ void check_algorithm(const std::string& name) {
 
 }  // namespace
 
-EngineConfig make_config(const hp_config& given) {
+EngineConfig make_config(const hp_config& given, StreamMaker& maker) {
   std::vector<hp_peer> peers;
   const auto* at = reinterpret_cast<const char*>(given.peers);
   for (int32_t i = 0; i < given.peer_count; ++i) {
@@ -188,7 +175,8 @@ EngineConfig make_config(const hp_config& given) {
     at += reinterpret_cast<const hp_peer*>(at)->struct_size;
   }
   EngineConfig config;
-  config.members = make_members(given, peers);
+  if (given.connects_on_demand != 0) config.connection_requests = Fd(given.connection_requests_fd);
+  config.members = make_members(given, peers, maker);
   config.rank = given.rank;
   config.options = make_options(given);
   if (given.mpi != nullptr && given.libcrypto != nullptr) {

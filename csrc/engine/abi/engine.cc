@@ -25,7 +25,7 @@ void hp_worker_free(hp_worker* worker) { delete worker; }
 
 hp_status hp_engine_create(const hp_config* config, hp_engine** engine) {
   return guarded([&] {
-    *engine = new hp_engine(make_config(complete(config)));
+    *engine = new hp_engine(complete(config));
     return HP_OK;
   });
 }
@@ -43,6 +43,26 @@ hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
   return guarded([&] {
     const auto running = engine->engine.lease();
     if (running) running->abort(reason != nullptr ? reason : "no reason given");
+    return HP_OK;
+  });
+}
+
+hp_status hp_connection_add(hp_engine* engine, int32_t rank, const int32_t* fds, int32_t count,
+                            const uint8_t* keys) {
+  return guarded([&] {
+    std::vector<horoplug::Fd> connections;
+    for (int32_t i = 0; i < count; ++i) connections.emplace_back(fds[i]);
+    auto streams = engine->streams.make(std::move(connections), keys);
+    const auto running = engine->engine.lease();
+    if (running) running->add_connection(rank, std::move(streams));
+    return HP_OK;
+  });
+}
+
+hp_status hp_connection_fail(hp_engine* engine, int32_t rank, const char* reason) {
+  return guarded([&] {
+    const auto running = engine->engine.lease();
+    if (running) running->fail_connection(rank, reason != nullptr ? reason : "no reason given");
     return HP_OK;
   });
 }

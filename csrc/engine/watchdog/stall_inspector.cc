@@ -6,18 +6,12 @@
 
 #include "base/time.h"
 #include "controller/messages/messages.h"
-#include "controller/state/topology.h"
+#include "engine/job_tree.h"
 
 namespace horoplug {
 namespace {
 
 constexpr const char* kGaveUp = "; giving up (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)";
-
-TreePosition position_of(const EngineConfig& config) {
-  std::vector<int> hosts;
-  for (const Member& member : config.members) hosts.push_back(member.host);
-  return Topology(hosts).position(config.rank);
-}
 
 }  // namespace
 
@@ -32,7 +26,7 @@ StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
       handles_(handles),
       liveness_(liveness),
       activity_(activity),
-      position_(position_of(config)),
+      position_(position_in_job(config)),
       inspection_(position_) {}
 
 double StallInspector::overdue_time() const {

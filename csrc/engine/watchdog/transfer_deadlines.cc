@@ -46,14 +46,20 @@ bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
 
 void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
   const double seconds = now - set.last_progress;
-  if (seconds >= limit() / 2) liveness_.ask(suspects(set), now, patience());
+  if (seconds < limit() / 2) return;
+  const std::vector<int> all = suspects(set);
+  const std::vector<int> asked = within_reach(all, set.executor.blame());
+  liveness_.ask(asked, now, patience());
   if (seconds < limit()) return;
   const Batch* const running = set.executor.running();
   // The ranks that this one waits for may wait themselves. If some ranks do not answer, those are
   // to blame.
-  std::string blamed = liveness_.describe_silent(suspects(set), now, patience());
+  std::string blamed = liveness_.describe_silent(asked, now, patience());
+  // A rank that this one has no connection to may be to blame. Those that wait for it have one, and
+  // reach the limit now.
+  if (blamed.empty() && asked.size() < all.size() && seconds < limit() + patience()) return;
   if (blamed.empty()) {
-    blamed = describe_ranks(running != nullptr ? set.executor.blame() : suspects(set));
+    blamed = describe_ranks(running != nullptr ? set.executor.blame() : all);
   }
   throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal->describe()) +
                               " has made no progress for " + describe_seconds(limit()) +
@@ -83,19 +89,32 @@ std::vector<int> TransferDeadlines::suspects(const ProcessSet& set) const {
   return ranks;
 }
 
+// Those of `ranks` that are connected with this one, or that it waits for. In a large job, asking
+// all would make a connection between every two ranks.
+std::vector<int> TransferDeadlines::within_reach(std::vector<int> ranks,
+                                                 const std::vector<int>& awaited) const {
+  std::erase_if(ranks, [&](int rank) {
+    return !mesh_.connected(rank) &&
+           std::find(awaited.begin(), awaited.end(), rank) == awaited.end();
+  });
+  return ranks;
+}
+
 // Nothing says for which rank a GPU waits.
 void TransferDeadlines::check_gpus(double now) {
   for (const auto& [id, set] : registry_.sets()) {
     GpuGroup* const gpu = set->executor.gpu();
     const double seconds = gpu != nullptr ? gpu->standstill(now) : 0;
-    const std::vector<int>& all = registry_.global().members->ranks;
-    if (seconds >= limit() / 2) liveness_.ask(all, now, patience());
+    if (seconds < limit() / 2) continue;
+    const std::vector<int> asked = within_reach(registry_.global().members->ranks, {});
+    liveness_.ask(asked, now, patience());
     if (seconds < limit()) continue;
-    const std::string silent = liveness_.describe_silent(all, now, patience());
-    throw Error(HP_TIMEOUT, gpu->next() + " has not ended on the GPU for " +
-                                describe_seconds(limit()) +
-                                (silent.empty() ? ", though all ranks answer" : ", waiting for ") +
-                                silent + kLimitIsSetBy);
+    const std::string silent = liveness_.describe_silent(asked, now, patience());
+    throw Error(HP_TIMEOUT,
+                gpu->next() + " has not ended on the GPU for " + describe_seconds(limit()) +
+                    (silent.empty() ? ", though the ranks connected with this one answer"
+                                    : ", waiting for ") +
+                    silent + kLimitIsSetBy);
   }
 }
 

@@ -47,6 +47,7 @@ class TransferDeadlines {
   void check_batch(const ProcessSet& set, double now);
   void check_point_to_point(double now);
   std::vector<int> suspects(const ProcessSet& set) const;
+  std::vector<int> within_reach(std::vector<int> ranks, const std::vector<int>& awaited) const;
 
   const EngineConfig& config_;
   Mesh& mesh_;

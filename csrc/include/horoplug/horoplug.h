@@ -223,6 +223,15 @@ typedef struct hp_config {
   const hp_libcrypto* libcrypto; /* NULL: nothing is encrypted. Otherwise everything that leaves
                                     this host is: each peer on another host has keys, and neither
                                     MPI nor NCCL carries data between hosts */
+  int32_t connects_on_demand; /* 1: peers on other hosts need not be connected. Their stream_fd is
+                                -1, their lane_count as for the others; lane_fds and keys are
+                                not read. On all ranks or on none. Of the connected ranks, no
+                                one is cut off when one rank ends; parents and children in the
+                                tree of all ranks are connected */
+  int32_t connection_requests_fd; /* then: a stream socket to which the engine writes the number of
+                                    a rank, as uint32_t, when it first needs connections to it. The
+                                    caller answers by hp_connection_add or hp_connection_fail. The
+                                    engine owns the descriptor */
 } hp_config;
 
 /* The settings that can be tuned. */
@@ -352,6 +361,15 @@ HP_API hp_status hp_engine_create(const hp_config* config, hp_engine** engine);
  * ended keep their results, and hp_wait returns HP_SHUT_DOWN for all others. Idempotent. */
 HP_API hp_status hp_engine_shutdown(hp_engine* engine);
 HP_API void hp_engine_destroy(hp_engine* engine);
+
+/* The connections to a rank that was not connected, by lane, authenticated and nonblocking; see
+ * hp_config.connects_on_demand. Both ends are given to their engines, also to one that has not
+ * asked for them. Takes ownership of the descriptors. `keys`: see hp_peer. */
+HP_API hp_status hp_connection_add(hp_engine* engine, int32_t rank, const int32_t* fds,
+                                   int32_t count, const uint8_t* keys);
+/* Connections to a rank that the engine has asked for cannot be made; the job fails. `reason`
+ * completes "rank 5: ". */
+HP_API hp_status hp_connection_fail(hp_engine* engine, int32_t rank, const char* reason);
 
 /* Ends the engine at once and sends the reason to every peer. All handles on all ranks end with
  * HP_ABORTED. */

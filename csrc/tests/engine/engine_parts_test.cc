@@ -25,8 +25,11 @@ struct Starting {
   void receive_all() {
     for (auto& [from, message] : std::exchange(parts.received, {})) {
       Reader reader(message);
-      CHECK(read_head(reader).kind == MessageKind::kHello);
-      handshake.receive(from, decode_hello(reader));
+      if (read_head(reader).kind == MessageKind::kHello) {
+        handshake.receive(from, decode_hello(reader));
+      } else {
+        handshake.receive_introduced(from);
+      }
     }
   }
   EngineParts& parts;
@@ -60,6 +63,33 @@ TEST_CASE("the handshake is done when every peer has introduced itself") {
   CHECK(first.done == 1);
   CHECK(second.done == 1);
   CHECK(third.done == 1);
+}
+
+TEST_CASE("with connections on demand, the handshake is done when the tree of all ranks says so") {
+  const auto ranks = make_parts(3, {}, {{1, 2}});
+  Starting root(*ranks[0]);
+  Starting first(*ranks[1]);
+  const auto exchange = [&] {
+    pump(ranks);
+    root.receive_all();
+    first.receive_all();
+  };
+  exchange();
+  exchange();
+  // Rank 1 has heard from all ranks that it is connected with.
+  CHECK(first.done == 0);
+  CHECK(mentions(failure_of([&] { first.handshake.check_deadline(1000); }),
+                 {"no answer from rank 0"}));
+  CHECK(mentions(failure_of([&] { root.handshake.check_deadline(1000); }),
+                 {"no answer from rank 2"}));
+  CHECK_THROWS_AS(root.handshake.receive_introduced(1), WireError);  // it has done so
+  Starting last(*ranks[2]);
+  for (int i = 0; i < 3; ++i) {
+    exchange();
+    last.receive_all();
+  }
+  for (const Starting* each : {&root, &first, &last}) CHECK(each->done == 1);
+  CHECK(ranks[1]->mesh.take_needed().empty());
 }
 
 TEST_CASE("the handshake rejects different settings, a second introduction, and a wrong rank") {

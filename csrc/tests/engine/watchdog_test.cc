@@ -360,6 +360,25 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
                  {"rank 1, which does not answer"}));
 }
 
+TEST_CASE("ranks without a connection are not asked, but have time to be reported by others") {
+  EngineOptions options;
+  options.data_timeout = 10;
+  const auto ranks = make_parts(3, options, {{0, 2}});
+  RunningBatch running(ranks);
+  auto& [rank, set, deadlines, value] = running;
+  REQUIRE(set.executor.blame() == std::vector{1});
+  deadlines.check_transfers(101);
+  deadlines.check_transfers(107);
+  pump(ranks);
+  CHECK(kinds_received(*ranks[1]).size() == 1);
+  CHECK(rank.mesh.take_needed().empty());
+  rank.liveness.receive_pong(1);
+  // The limit was at 110. A rank that waits for rank 2 itself has reached it, too.
+  deadlines.check_transfers(112);
+  const Status late = failure_of([&] { deadlines.check_transfers(113); });
+  CHECK(mentions(late, {"no progress for 10 s", "waiting for rank 1"}));
+}
+
 TEST_CASE("data of other sets counts only over the links to the ranks that a batch waits for") {
   EngineOptions options;
   options.data_timeout = 10;

@@ -59,6 +59,7 @@ inline void decode_any(std::span<const std::byte> bytes) {
       encode(head.kind, head.set, decode_refusal(reader));
       break;
     case MessageKind::kInspectionRequest:
+    case MessageKind::kIntroduced:
     case MessageKind::kBye:
     case MessageKind::kWakeUp:
     case MessageKind::kPing:

@@ -2,6 +2,9 @@
 // need in their constructors. They have no threads; a test calls pump() to move messages.
 #pragma once
 
+#include <sys/eventfd.h>
+
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +23,7 @@
 #include "engine/tracing.h"
 #include "engine/watchdog/liveness.h"
 #include "harness/cluster.h"
+#include "transport/absent_stream.h"
 #include "transport/mesh.h"
 
 namespace horoplug::testing {
@@ -62,11 +66,19 @@ struct EngineParts {
   Liveness liveness{mesh, config.rank};
 };
 
-// The parts of all ranks of a job without shared memory, connected to each other.
-inline std::vector<std::unique_ptr<EngineParts>> make_parts(int ranks,
-                                                            const EngineOptions& options = {}) {
+// The parts of all ranks of a job without shared memory, connected to each other except for the
+// pairs in `absent`.
+inline std::vector<std::unique_ptr<EngineParts>> make_parts(
+    int ranks, const EngineOptions& options = {},
+    const std::vector<std::pair<std::size_t, std::size_t>>& absent = {}) {
+  std::vector<EngineConfig> configs = make_configs(Transport::kInproc, ranks, options);
+  for (const auto& [a, b] : absent) {
+    configs[a].members[b].stream = std::make_unique<AbsentStream>();
+    configs[b].members[a].stream = std::make_unique<AbsentStream>();
+  }
   std::vector<std::unique_ptr<EngineParts>> parts;
-  for (EngineConfig& config : make_configs(Transport::kInproc, ranks, options)) {
+  for (EngineConfig& config : configs) {
+    if (!absent.empty()) config.connection_requests = Fd(::eventfd(0, EFD_CLOEXEC));
     parts.push_back(std::make_unique<EngineParts>(std::move(config)));
   }
   return parts;

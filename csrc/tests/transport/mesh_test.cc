@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "transport/absent_stream.h"
+
 using namespace horoplug;
 
 namespace {
@@ -110,6 +112,43 @@ TEST_CASE("a failed link is counted once and is no writer any more") {
   links.calls = {};
   CHECK_FALSE(links.mesh->pump_writes());
   CHECK(links.calls.all == 0);
+}
+
+TEST_CASE("a link without a connection asks for one when something is sent, and sends it then") {
+  Calls calls;
+  std::vector<std::vector<std::unique_ptr<Stream>>> lanes(4);
+  for (std::size_t rank = 1; rank < lanes.size(); ++rank) {
+    for (int lane = 0; lane < 2; ++lane) lanes[rank].push_back(std::make_unique<AbsentStream>());
+  }
+  Mesh mesh(std::move(lanes), std::make_shared<Doorbell>(), [](int, const Bytes&) {});
+  CHECK(mesh.connected(0));
+  CHECK_FALSE(mesh.connected(1));
+  CHECK(mesh.all_closed_by_peers());
+  CHECK(mesh.take_needed().empty());
+  mesh.send_control_to_connected(Bytes(10));
+  CHECK(mesh.take_needed().empty());
+  mesh.send_control(2, Bytes(10));
+  mesh.lanes(2)[1]->send({}, nullptr, 0);
+  CHECK_FALSE(mesh.pump_writes());
+  CHECK_FALSE(mesh.link(2)->wants_write());
+  CHECK(mesh.take_needed() == std::vector{2});
+  mesh.send_control(2, Bytes(10));
+  CHECK(mesh.take_needed().empty());
+  const auto streams = [&](std::size_t capacity) {
+    std::vector<std::unique_ptr<Stream>> made;
+    for (int lane = 0; lane < 2; ++lane) made.push_back(std::make_unique<Counted>(calls, capacity));
+    return made;
+  };
+  mesh.connect(2, streams(1 << 20));
+  CHECK(mesh.connected(2));
+  CHECK(mesh.pump_writes());
+  CHECK(mesh.bytes_moved() == 3 * sizeof(FrameHeader) + 20);
+  // A second connection, and one to a rank whose link has failed, are closed.
+  mesh.connect(2, streams(0));
+  mesh.link(3)->fail("it cannot be reached");
+  mesh.connect(3, streams(0));
+  CHECK(mesh.failures() == 1);
+  CHECK(mesh.failed(3)->failure() == "it cannot be reached");
 }
 
 // A link has no buffer of its own: a rank of a large job has thousands of idle ones.
