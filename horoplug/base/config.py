@@ -66,6 +66,7 @@ class Config:
     controller: str | None = None
     mpi_cuda: bool | None = None
     num_streams: int = 1
+    connect_all: int = 64
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
     dynamic_process_sets: bool = False

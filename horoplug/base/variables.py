@@ -375,6 +375,13 @@ VARIABLES: tuple[Variable, ...] = (
         "connections between two ranks on different hosts",
     ),
     Variable(
+        "CONNECT_ALL",
+        "connect_all",
+        _integer(0),
+        64,
+        "ranks up to which init connects every two; in larger jobs, ranks on different hosts connect on demand",
+    ),
+    Variable(
         "ENCRYPT",
         "encrypt",
         _flag,

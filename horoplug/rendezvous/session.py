@@ -90,6 +90,7 @@ class Rendezvous:
             streams=config.num_streams,
             mpi=None if config.encrypt else MpiTransport(config, ranks, self._mpi_costs),
             encrypt=config.encrypt,
+            connect_all=config.connect_all,
         )
 
     def failed(self) -> None:

@@ -20,7 +20,7 @@ import pytest
 from horoplug._native import version
 from horoplug.common.errors import HorovodInternalError
 from horoplug.rendezvous.connections import connector as connect_module
-from horoplug.rendezvous.connections.connector import unix_listener
+from horoplug.rendezvous.connections import loop as loop_module
 from horoplug.rendezvous.connections.peer_connection import (
     Identity,
     PeerConnection,
@@ -28,6 +28,7 @@ from horoplug.rendezvous.connections.peer_connection import (
     listener_context,
 )
 from horoplug.rendezvous.connections.peers import connect_peers
+from horoplug.rendezvous.connections.sockets import tcp_listener, unix_listener
 from horoplug.rendezvous.connections.tables import table_of_ranks
 from horoplug.rendezvous.errors import (
     AuthenticationError,
@@ -237,11 +238,10 @@ def test_no_tcp_listener_on_one_host(stores, monkeypatch):
 
 def test_tcp_listeners_and_socket_options(stores, monkeypatch):
     addresses = []
-    original = connect_module.tcp_listener
 
     def spy(address, size):
         addresses.append(address)
-        return original(address, size)
+        return tcp_listener(address, size)
 
     monkeypatch.setattr("horoplug.rendezvous.connections.peers.tcp_listener", spy)
     by_rank = build_all(stores(2), key={0: "a", 1: "b"}, interface={0: "lo"}, data_timeout=12.0)
@@ -628,7 +628,7 @@ def test_unauthenticated_connections_are_dropped(stores, tcp, monkeypatch, caplo
         original(connector, addresses, local, streams)
 
     monkeypatch.setattr(connect_module.Connector, "connect_to", attack_first)
-    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # no time limit applies
+    monkeypatch.setattr(loop_module, "_INCOMING_SECONDS", NEVER)  # no time limit applies
     clients = stores(3)
     before = descriptors()
     by_rank = build_all(clients, key={rank: f"h{rank if tcp else 0}" for rank in range(3)})
@@ -713,8 +713,8 @@ def test_host_token_is_not_sent_to_other_users():
 
 def test_silent_host_displaces_only_its_own_connections(stores, monkeypatch):
     """A host is recognised by its address. Here the strangers have 127.0.0.2."""
-    monkeypatch.setattr(connect_module, "_SPARE_INCOMING", 2)
-    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", NEVER)  # no time limit applies
+    monkeypatch.setattr(connect_module, "SPARE_INCOMING", 2)
+    monkeypatch.setattr(loop_module, "_INCOMING_SECONDS", NEVER)  # no time limit applies
     original = connect_module.Connector.connect_to
     waiting, closed = [], []
 
@@ -753,7 +753,7 @@ def test_silent_host_displaces_only_its_own_connections(stores, monkeypatch):
 def test_silent_connection_is_dropped_while_ranks_connect(
     stores, monkeypatch, caplog, on_this_host
 ):
-    monkeypatch.setattr(connect_module, "_INCOMING_SECONDS", 0.1)
+    monkeypatch.setattr(loop_module, "_INCOMING_SECONDS", 0.1)
     zero, one = stores(2)
     one.register(1)
     record = RECORD | {"size": 2, "host": on_this_host("h"), "unix": "x"}

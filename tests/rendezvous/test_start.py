@@ -3,21 +3,25 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import secrets
 import threading
+import types
 
 import pytest
 
 from horoplug.base import descriptors
 from horoplug.rendezvous.connections import host_hub, peer_connection
 from horoplug.rendezvous.connections.connector import Connector
+from horoplug.rendezvous.connections.neighbours import neighbours
 from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.connections.tables import table_of_addresses, table_of_ranks
 from horoplug.rendezvous.errors import RendezvousError, StoreTimeoutError
 from horoplug.rendezvous.network.auth import Handshake
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.on_demand import RecordingEngine, check_pair, request
 
 SECRET = secrets.token_bytes(32)
 NEVER = 600.0  # seconds: longer than any test
@@ -25,10 +29,15 @@ NEVER = 600.0  # seconds: longer than any test
 
 @contextlib.contextmanager
 def outcomes(size, keys=None, **arguments):
-    """Connect all ranks in threads; by rank, the connections or an exception."""
+    """Connect all ranks in threads; by rank, the connections or an exception. ``arguments`` by name: value or
+    {rank: value}."""
     outcome = {}
 
     def one(rank, client):
+        own = {
+            name: value[rank] if isinstance(value, dict) else value
+            for name, value in arguments.items()
+        }
         try:
             outcome[rank] = connect_peers(
                 rank=rank,
@@ -37,7 +46,7 @@ def outcomes(size, keys=None, **arguments):
                 secret=SECRET,
                 key=None if keys is None else keys[rank],
                 timeout=NEVER,
-                **arguments,
+                **own,
             )
         except BaseException as error:
             outcome[rank] = error
@@ -153,3 +162,110 @@ def test_rank_that_does_not_connect_is_named_and_not_those_that_wait_for_it(monk
     with outcomes(3) as outcome:
         assert "rank 2 did not connect within 600 s (rank 0 has waited" in str(outcome[0])
         assert all("rank 2 did not connect" in str(error) for error in outcome.values())
+
+
+# ---- large jobs ------------------------------------------------------------------------------------------------------
+
+HOSTS = [0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5]
+"""The host of each rank. Some ranks have a rank on another host that is not their neighbour."""
+KEYS = {rank: f"h{host}" for rank, host in enumerate(HOSTS)}
+LARGE = {"connect_all": len(HOSTS) - 1, "data_timeout": NEVER}
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_large_job_connects_neighbours_first_and_other_ranks_on_demand(streams, encrypt):
+    with connected(len(HOSTS), KEYS, streams=streams, encrypt=encrypt, **LARGE) as ranks:
+        later = {}
+        for rank, connections in enumerate(ranks):
+            first = neighbours(rank, HOSTS)
+            later[rank] = []
+            for other, host, stream, segment, doorbell in connections.peers:
+                here = host == HOSTS[rank]
+                assert (stream >= 0) == (here or other in first)
+                assert (segment >= 0) == (doorbell >= 0) == here
+                if not here:
+                    lanes = connections.lanes[other]
+                    assert len(lanes) == streams - 1
+                    assert all((lane >= 0) == (other in first) for lane in lanes)
+                if stream < 0:
+                    later[rank].append(other)
+            assert set(connections.keys) == (first if encrypt else set())
+            assert (connections.service is not None) == bool(later[rank])
+            assert min(connections.streams) >= 0
+        assert sum(map(len, later.values())) > 20
+        with contextlib.ExitStack() as stack:
+            started = {}
+            for rank, others in later.items():
+                if others:
+                    engine, service = RecordingEngine(), ranks[rank].service
+                    stack.callback(engine.close)
+                    pipe = service.take_request_fd()
+                    stack.callback(os.close, pipe)
+                    service.start(engine)
+                    request(pipe, others)
+                    started[rank] = types.SimpleNamespace(number=rank, engine=engine)
+            for rank, others in later.items():
+                for other in others:
+                    check_pair(started[rank], started[other], streams, encrypt)
+
+
+def test_number_of_handshakes_between_hosts_grows_with_the_neighbours(monkeypatch):
+    made = []
+
+    class Counted(Handshake):
+        def __init__(self, *arguments):
+            made.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(peer_connection, "Handshake", Counted)
+    size = 24
+    with connected(size, {rank: f"h{rank}" for rank in range(size)}, connect_all=0):
+        assert len(made) == sum(len(neighbours(rank, range(size))) for rank in range(size))
+        assert len(made) < size * (size - 1) / 1.5
+
+
+def test_engine_of_a_large_job_gets_the_pipe_for_requests():
+    with connected(len(HOSTS), KEYS, encrypt=True, **LARGE) as ranks:
+        arguments = ranks[1].release()
+        assert "libcrypto" in arguments
+        assert arguments["libcrypto"] is not None
+        request(arguments["connection_requests"], [10])
+        os.close(arguments["connection_requests"])
+        for fd in (arguments["segment_fd"], arguments["doorbell_fd"], *ranks[1].streams):
+            os.close(fd)
+        for fd in (fd for peer in ranks[1].peers for fd in peer[3:] if fd >= 0):
+            os.close(fd)
+
+
+@pytest.mark.parametrize("connect_all", [3, 64])
+def test_small_job_connects_all_ranks(connect_all):
+    with connected(3, {0: "a", 1: "b", 2: "c"}, connect_all=connect_all) as ranks:
+        for connections in ranks:
+            assert connections.service is None
+            assert all(peer[2] >= 0 for peer in connections.peers)
+
+
+def test_different_settings_of_connections_on_demand_are_refused():
+    with outcomes(2, {0: "a", 1: "b"}, connect_all={0: 2, 1: 1}) as outcome:
+        assert all(isinstance(error, RendezvousError) for error in outcome.values()), outcome
+        assert any(
+            "rank 1 connects every two ranks in jobs of up to 1 ranks, rank 0 in those of up to 2; "
+            "set HOROPLUG_CONNECT_ALL alike on every rank" in str(error)
+            for error in outcome.values()
+        )
+
+
+def test_large_job_is_told_that_all_connections_would_exceed_the_limit(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("horoplug"), "propagate", True)
+    caplog.set_level(logging.INFO, "horoplug")
+
+    def limit():
+        """Enough for 7 ranks on other hosts."""
+        return len(os.listdir("/proc/self/fd")) + host_hub.HUB_DESCRIPTORS + 64 * 7
+
+    monkeypatch.setattr(descriptors, "limit", limit)
+    with connected(len(HOSTS), KEYS, streams=64, connect_all=0):
+        assert (
+            "open files for its connections to 10 ranks, but this process may open" in caplog.text
+        )

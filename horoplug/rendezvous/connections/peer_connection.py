@@ -117,6 +117,8 @@ class PeerConnection:
         self.label = label
         self.local = sock.family == socket.AF_UNIX
         self.fds: list[int] = []
+        self.refusal = 0
+        """The :class:`Refusal` with which one end has refused the other; 0 if none has."""
         self.stage = Stage.CONNECTING if target is not None else Stage.AUTHENTICATING
         self._me = me
         self._admit = admit
@@ -233,6 +235,7 @@ class PeerConnection:
         if magic != _MAGIC or version != _VERSION or kind not in (_OFFER, _REFUSAL):
             raise ProtocolError(f"{self.label} sent no valid hello")
         if kind == _REFUSAL and self.target is not None:
+            self.refusal = refusal
             text = _REFUSAL_TEXT.get(refusal, "for an unknown reason")
             raise ProtocolError(f"{self.label} refused the connection: {text}")
         if self.target is None:
@@ -267,6 +270,7 @@ class PeerConnection:
             refusal = self._admit(rank, lane, self.local)
         if refusal is not None:
             assert self._channel is not None
+            self.refusal = refusal
             self._send_last(self._channel.seal(self._me.hello(_REFUSAL, refusal)))
             raise ProtocolError(
                 f"{self.label} (rank {rank} of {size}, generation {generation}, lane {lane}) was refused: "

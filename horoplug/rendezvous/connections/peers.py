@@ -1,4 +1,5 @@
-"""Connects every rank with every other rank and hands the connections to the core as open descriptors.
+"""Connects every rank with every other rank, or in a large job with its neighbours on other hosts and all ranks of its
+host, and hands the connections to the core as open descriptors.
 
 1. Every rank publishes a record in the store (version, size, host key, name of its Unix listener) and waits for the
    table that rank 0 makes of all records. The table also has fresh random bytes. From these and the job's secret, every
@@ -10,7 +11,9 @@
    anything else (peer_connection.py).
 4. A rank that has all its connections publishes that in the store, and waits until all ranks have: either every rank
    succeeds or none does.
-5. If there are several hosts, ranks measure the links between them, over TCP and, where MPI could carry the data, over
+5. In a large job on several hosts, every rank keeps its TCP listener, and makes the other connections when the core
+   first needs them (on_demand.py).
+6. If there are several hosts, ranks measure the links between them, over TCP and, where MPI could carry the data, over
    MPI, and agree on the faster transport (data_transport.py).
 
 While a rank connects, it keeps a get of the keys of step 4 pending, so that it learns at once which rank has died or
@@ -20,15 +23,14 @@ differ."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from horoplug._native import version
 from horoplug.base import cgroup, descriptors
@@ -40,100 +42,27 @@ from horoplug.base.errors import (
     RendezvousError,
     StoreTimeoutError,
 )
-from horoplug.base.link_speed import LinkSpeed
 from horoplug.base.processors import own_processors
 from horoplug.mpi.transport import MpiTransport
-from horoplug.rendezvous.connections.connector import Connector, tcp_listener, unix_listener
+from horoplug.rendezvous.connections.connected import PeerConnections as PeerConnections
+from horoplug.rendezvous.connections.connected import assemble
+from horoplug.rendezvous.connections.connector import Connector
 from horoplug.rendezvous.connections.data_transport import choose_data_transport
 from horoplug.rendezvous.connections.host_hub import HUB_DESCRIPTORS, Hub, HubLoop, Member
+from horoplug.rendezvous.connections.neighbours import neighbours
+from horoplug.rendezvous.connections.on_demand import ConnectionService
 from horoplug.rendezvous.connections.peer_connection import Identity
 from horoplug.rendezvous.connections.records import Barrier, RankRecords, Record
+from horoplug.rendezvous.connections.sockets import Address, tcp_listener, unix_listener
 from horoplug.rendezvous.connections.tables import table_of_addresses, table_of_ranks
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.interfaces import interface_address
-from horoplug.rendezvous.network.libcrypto import libcrypto
-from horoplug.rendezvous.network.topology import Topology, host_key, topology
+from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 
 _NONCE_BYTES = 32
 
-Address = tuple[str, int] | str
-"""Where a rank listens: host and port, or on this host the name of its Unix socket."""
-
-
-@dataclasses.dataclass
-class PeerConnections:
-    """All connections of one rank, made and authenticated. Owns its descriptors until :meth:`release`."""
-
-    rank: int
-    size: int
-    host: int
-    """Index of this rank's host."""
-    peers: list[tuple[int, int, int, int, int]]
-    """(rank, host, stream_fd, segment_fd, doorbell_fd) of each other rank; the last two are -1 on other hosts. Streams
-    are nonblocking."""
-    segment_fd: int
-    """This rank's memfd, empty; -1 if no peer is on this host."""
-    doorbell_fd: int
-    """This rank's eventfd; -1 if no peer is on this host."""
-    hosts: list[int]
-    """Host index of every rank."""
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    is_homogeneous: bool
-    lanes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    """The descriptors of the connections beyond the first one, by rank on another host."""
-    speed: LinkSpeed | None = None
-    """The speed of TCP messages between hosts, the same on all ranks (see measure.py); None if unknown."""
-    mpi: MpiTransport | None = None
-    """MPI, if it carries the data between hosts instead of the connections."""
-    object_key: bytes = b""
-    """The key that authenticates the objects of this generation, the same on all ranks; empty in a job of one rank."""
-    keys: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False)
-    """The encryption keys of all connections to a rank, by rank on another host; empty without encryption."""
-    processors: frozenset[int] = frozenset()
-    """The processors that the ranks of this host may use together."""
-    quota: float = 0.0
-    """CPU time per second that these ranks may use together (1.5: one and a half processors); 0: no limit."""
-    owned: bool = True
-
-    def release(self) -> dict[str, Any]:
-        """The arguments of ``_native.Engine`` that describe the connections. The engine owns the descriptors from then
-        on."""
-        self.owned = False
-        costs = self.mpi.costs if self.mpi else None
-        speed = costs.speed if costs else self.speed
-        return {
-            "rank": self.rank,
-            "size": self.size,
-            "host": self.host,
-            "peers": self.peers,
-            "segment_fd": self.segment_fd,
-            "doorbell_fd": self.doorbell_fd,
-            "lanes": self.lanes,
-            "link_latency": speed.latency if speed else 0.0,
-            "link_bandwidth": speed.bandwidth if speed else 0.0,
-            "mpi": self.mpi.description() if self.mpi else None,
-            "processor_quota": self.quota,
-            "libcrypto": libcrypto().addresses if self.keys else None,
-            "keys": self.keys,
-        }
-
-    @property
-    def streams(self) -> list[int]:
-        """The descriptors of all connections."""
-        return [peer[2] for peer in self.peers] + [fd for fds in self.lanes.values() for fd in fds]
-
-    def close(self) -> None:
-        """Close the descriptors, unless they were released. Idempotent."""
-        if self.owned:
-            self.owned = False
-            shared = [fd for peer in self.peers for fd in peer[3:]]
-            for fd in (self.segment_fd, self.doorbell_fd, *shared, *self.streams):
-                if fd >= 0:
-                    os.close(fd)
+_log = logging.getLogger("horoplug")
 
 
 def connect_peers(
@@ -151,23 +80,25 @@ def connect_peers(
     streams: int = 1,
     mpi: MpiTransport | None = None,
     encrypt: bool = False,
+    connect_all: int = 64,
 ) -> PeerConnections:
-    """Connect this rank with all others, within ``timeout`` seconds. Collective over the job.
+    """Connect this rank with the others, within ``timeout`` seconds. Collective over the job.
 
     ``generation``: how often the job has initialised before, the same on all ranks. ``launched``: by rank, the number
     that the process was launched with, if only some of the launched processes form the job. ``key``: the host key, by
     default :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does
     not acknowledge. ``interface``: name of the network interface to listen on. ``streams``: connections to each rank on
     another host, the same on all ranks. ``mpi``: MPI, if data may go over it. ``encrypt``: whether the connections
-    between hosts are encrypted, the same on all ranks. A job of one rank needs neither store nor secret, and opens
-    nothing.
+    between hosts are encrypted, the same on all ranks. ``connect_all``: the number of ranks up to which a job connects
+    every two ranks; a larger one connects only ranks of one host and neighbours, the same on all ranks. A job of one
+    rank needs neither store nor secret, and opens nothing.
 
     Errors: MissingRanksError names the ranks that did not come; PeerLostError the rank that ended or gave up;
     RankTakenError if another process has this rank; AuthenticationError; ProtocolError if the ranks disagree about the
     job; ValueError for an unknown interface. After an error nothing stays open."""
     key = host_key() if key is None else key
     if size == 1:
-        return _assemble(rank, size, topology(0, [key]), [], (-1, -1))
+        return assemble(rank, size, topology(0, [key]), [], (-1, -1))
     if store is None or secret is None:
         raise ValueError(f"a job of {size} ranks needs a rendezvous server and a secret")
     numbers = list(range(size)) if launched is None else list(launched)
@@ -177,9 +108,10 @@ def connect_peers(
         # All ranks took part in the previous generation, so that no rank needs the keys of the one before it.
         store.delete(f"{part}{generation - 2}/")
     records = RankRecords(store, f"{part}{generation}/", rank, numbers, timeout)
-    builder = _PeerConnector(records, Identity(rank, size, generation, secret, encrypt))
+    me = Identity(rank, size, generation, secret, encrypt)
+    builder = _PeerConnector(records, me, data_timeout, streams, connect_all)
     try:
-        return builder.build(key, data_timeout, interface, streams, mpi)
+        return builder.build(key, interface, mpi)
     except BaseException as error:
         explained = _explained(error)
         builder.give_up(explained)
@@ -200,22 +132,25 @@ def _explained(error: BaseException) -> BaseException:
 class _PeerConnector:
     """One call of :func:`connect_peers`."""
 
-    def __init__(self, records: RankRecords, me: Identity) -> None:
+    def __init__(
+        self,
+        records: RankRecords,
+        me: Identity,
+        data_timeout: float,
+        streams: int,
+        connect_all: int,
+    ) -> None:
         self.records = records
         self.me = me
+        self.data_timeout = data_timeout
+        self.streams = streams
+        self.connect_all = connect_all
         self.rank, self.size = me.rank, me.size
         self.connector = Connector(me, records.deadline)
         self.own_fds: list[int] = []
         self.through_hub: dict[int, tuple[int, int, int]] = {}
 
-    def build(
-        self,
-        key: str,
-        data_timeout: float,
-        interface: str | None,
-        streams: int,
-        mpi: MpiTransport | None,
-    ) -> PeerConnections:
+    def build(self, key: str, interface: str | None, mpi: MpiTransport | None) -> PeerConnections:
         others = [r for r in range(self.size) if r != self.rank]
         name, listener = unix_listener(self.size)
         self.connector.listen(listener)
@@ -232,33 +167,42 @@ class _PeerConnector:
             if self.rank == 0:
                 record["nonce"] = secrets.token_hex(_NONCE_BYTES)
             table = self.records.share("rank", record, table_of_ranks, self._check_alike)
+        object_key = self._object_key(table)
         where = topology(self.rank, table["hosts"])
         host = table["by_host"][where.hosts[self.rank]]
         local = {r for r in others if where.hosts[r] == where.hosts[self.rank]}
         remote = [r for r in others if r not in local]
+        first = set(remote)  # the ranks on other hosts that are connected now
+        if self.size > self.connect_all:
+            first &= neighbours(self.rank, where.hosts)
         hub = min(self.rank, *local) if local else self.rank
         addresses: dict[int, Address] = {
             r: str(host["unix"]) for r in (local if hub == self.rank else [hub])
         }
-        self._check_limit(len(local), len(remote) * streams)
-        if remote:
-            addresses |= self._exchange_tcp(interface, remote, data_timeout, streams)
+        self._check_limit(len(local), len(first), len(remote))
+        listening = self._exchange_tcp(interface, remote) if remote else {}
+        later = {r: listening[r] for r in remote if r not in first}
+        addresses |= {r: listening[r] for r in sorted(first)}
         if local:
             self._create_shared_memory()
-        self.connector.connect_to(addresses, local, streams)
-        self._connect(hub, local)
+        self.connector.connect_to(addresses, local, self.streams)
+        self._connect(hub, local, bool(later))
         speed = chosen = None
         if remote:
             speed, chosen = choose_data_transport(self.records, self.connector, where.hosts, mpi)
-        keys = {r: self.connector.data_keys(r) for r in remote} if self.me.encrypt else {}
+        keys = {r: self.connector.data_keys(r) for r in first} if self.me.encrypt else {}
+        service = self._service(later) if later else None
         connections = self.connector.detach()
         through_hub, self.through_hub = self.through_hub, {}
         streams_of = {r: connections[r, 0] for r in addresses} | through_hub
-        peers = [(r, where.hosts[r], *streams_of[r]) for r in others]
-        lanes = {r: [connections[r, i][0] for i in range(1, streams)] for r in remote}
+        absent = (-1, -1, -1)
+        peers = [(r, where.hosts[r], *streams_of.get(r, absent)) for r in others]
+        lanes = {
+            r: [connections.get((r, i), absent)[0] for i in range(1, self.streams)] for r in remote
+        }
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
-        made = _assemble(
+        made = assemble(
             self.rank,
             self.size,
             where,
@@ -267,12 +211,18 @@ class _PeerConnector:
             lanes,
             speed,
             chosen,
-            self._object_key(table),
+            object_key,
         )
         made.keys = keys
         made.processors = frozenset(cpu for a, b in host["processors"] for cpu in range(a, b + 1))
         made.quota = float(host["quota"])
+        made.service = service
         return made
+
+    def _service(self, addresses: dict[int, Address]) -> ConnectionService:
+        """The service that connects to the ranks that listen at these addresses, on demand."""
+        listener = self.connector.take_listener()
+        return ConnectionService(listener, self.me, addresses, self.streams, self.data_timeout)
 
     def _object_key(self, table: Record) -> bytes:
         """The key that authenticates objects. ``table``: the table of the ranks that rank 0 has made."""
@@ -282,38 +232,52 @@ class _PeerConnector:
         data = b"horoplug objects\0" + nonce + self.records.prefix.encode()
         return hmac.new(self.me.secret, data, hashlib.sha256).digest()
 
-    def _check_limit(self, local: int, remote: int) -> None:
+    def _check_limit(self, local: int, first: int, remote: int) -> None:
         """Raise RendezvousError if this process may not open as many files as it has connections.
 
-        ``local``: ranks on this host; ``remote``: connections to other hosts."""
-        needed = 3 * local + remote + HUB_DESCRIPTORS + len(os.listdir("/proc/self/fd"))
-        if needed > descriptors.limit():
-            raise RendezvousError(
-                f"rank {self.rank} needs about {needed} open files for its connections to {self.size - 1} ranks, but "
+        ``local``: ranks on this host; ``first``: those on other hosts that are connected now; ``remote``: all ranks on
+        other hosts."""
+        fixed = 3 * local + HUB_DESCRIPTORS + len(os.listdir("/proc/self/fd"))
+        for ranks in (first, remote):
+            needed = fixed + self.streams * ranks
+            if needed <= descriptors.limit():
+                continue
+            text = (
+                f"rank {self.rank} needs about {needed} open files for its connections to {local + ranks} ranks, but "
                 f"{descriptors.too_low()}"
             )
+            if ranks == first:
+                raise RendezvousError(text)
+            _log.info("%s", text)
 
-    def _exchange_tcp(
-        self, interface: str | None, remote: list[int], data_timeout: float, streams: int
-    ) -> dict[int, Address]:
+    def _exchange_tcp(self, interface: str | None, remote: list[int]) -> dict[int, Address]:
         """Listen on TCP, and return the addresses of the ranks on other hosts."""
         address = interface_address(interface) if interface else self.records.store.local_address
-        listener = tcp_listener(address, self.size * streams)
-        self.connector.listen(listener, data_timeout)
+        listener = tcp_listener(address, self.size * self.streams)
+        self.connector.listen(listener, self.data_timeout)
         port = listener.getsockname()[1]
-
-        def check(records: dict[int, Record]) -> None:
-            for r, tcp in sorted(records.items()):
-                if tcp.get("streams") != streams:
-                    raise ProtocolError(
-                        f"rank {r} wants {tcp.get('streams')} connections between hosts, rank {self.rank} "
-                        f"{streams}; set HOROPLUG_NUM_STREAMS alike on every rank"
-                    )
-
-        record = {"address": address, "port": port, "streams": streams}
-        table = self.records.share("tcp", record, table_of_addresses, check)
+        record = {
+            "address": address,
+            "port": port,
+            "streams": self.streams,
+            "connect_all": self.connect_all,
+        }
+        table = self.records.share("tcp", record, table_of_addresses, self._check_connections)
         known, of, ports = table["addresses"], table["of"], table["ports"]
         return {r: (str(known[of[r]]), int(ports[r])) for r in remote}
+
+    def _check_connections(self, records: dict[int, Record]) -> None:
+        for r, tcp in sorted(records.items()):
+            if tcp.get("streams") != self.streams:
+                raise ProtocolError(
+                    f"rank {r} wants {tcp.get('streams')} connections between hosts, rank {self.rank} "
+                    f"{self.streams}; set HOROPLUG_NUM_STREAMS alike on every rank"
+                )
+            if tcp.get("connect_all") != self.connect_all:
+                raise ProtocolError(
+                    f"rank {r} connects every two ranks in jobs of up to {tcp.get('connect_all')} ranks, rank "
+                    f"{self.rank} in those of up to {self.connect_all}; set HOROPLUG_CONNECT_ALL alike on every rank"
+                )
 
     def _create_shared_memory(self) -> None:
         """Create the descriptors for the peers on this host: an empty memfd and an eventfd."""
@@ -341,9 +305,11 @@ class _PeerConnector:
                     "alike on every rank"
                 )
 
-    def _connect(self, hub: int, local: set[int]) -> None:
+    def _connect(self, hub: int, local: set[int], keep_listener: bool) -> None:
         """Connect to the hub of this host and to other hosts, then to the other ranks of this host through the hub, and
-        wait until all ranks have done so. A lost rank is an error at once."""
+        wait until all ranks have done so. A lost rank is an error at once.
+
+        ``keep_listener``: leave the TCP listener open. No rank connects to it before all have done so."""
         deadline = self.records.deadline
         try:
             with Barrier(self.records, "up") as barrier:
@@ -351,7 +317,7 @@ class _PeerConnector:
                     barrier.check()
                     self._check_deadline(deadline, self.connector.missing)
                     self.connector.run_once(self.records.store)
-                self.connector.stop_listening()
+                self.connector.stop_listening(keep_listener)
                 if len(local) > 1:
                     self._run_hub(hub, local, barrier)
                 barrier.arrive()
@@ -417,34 +383,3 @@ class _PeerConnector:
             for fd in fds:
                 os.close(fd)
         self.own_fds, self.through_hub = [], {}
-
-
-def _assemble(
-    rank: int,
-    size: int,
-    where: Topology,
-    peers: list[tuple[int, int, int, int, int]],
-    own: tuple[int, int],
-    lanes: dict[int, list[int]] | None = None,
-    speed: LinkSpeed | None = None,
-    mpi: MpiTransport | None = None,
-    object_key: bytes = b"",
-) -> PeerConnections:
-    return PeerConnections(
-        rank=rank,
-        size=size,
-        host=where.hosts[rank],
-        peers=peers,
-        segment_fd=own[0],
-        doorbell_fd=own[1],
-        hosts=where.hosts,
-        local_rank=where.local_rank,
-        local_size=where.local_size,
-        cross_rank=where.cross_rank,
-        cross_size=where.cross_size,
-        is_homogeneous=where.is_homogeneous,
-        lanes=lanes or {},
-        speed=speed,
-        mpi=mpi,
-        object_key=object_key,
-    )
