@@ -124,7 +124,10 @@ class Context:
             streams = [(fd, os.fstat(fd)) for fd in connections.streams]
             try:
                 self._engine = _start_engine(config, connections, process_sets)
+                if connections.service is not None:
+                    connections.service.start(self._engine)
             except Error as error:
+                connections.close()
                 if error.args[0] == Status.MISMATCH:
                     raise ValueError(error.args[1]) from None
                 raise exception(error) from None
@@ -220,6 +223,7 @@ class Context:
                 self._tell_followers()
             if connections is None:
                 return
+            connections.close()
             failed = engine is None or bool(engine.stats()["failed"])
             if connections.mpi is not None:
                 connections.mpi.close(failed)

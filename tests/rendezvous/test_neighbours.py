@@ -68,11 +68,11 @@ def test_neighbours_are_the_partners_of_the_algorithms():
     """Eleven hosts with two ranks each; host x has ranks 2 x and 2 x + 1."""
     hosts = [rank // 2 for rank in range(22)]
     ring = {1, 2, 4, 8, 10, 9, 7, 3}
-    doubling = {1, 2, 4, 8}
+    doubling = {1, 2, 4, 7}  # 0 and 1, 2 and 3, 4 and 5 form pairs
     tree = set(range(1, 9))
     assert neighbours(0, hosts) == {2 * host for host in ring | doubling | tree} | {21}
-    # Host 9: distances 1, 2, 4, 8; 9 ^ 1 = 8 (9 ^ 2 = 11 and 9 ^ 4 = 13 are too large); its parent is host 1.
-    partners = {10, 8, 0, 7, 2, 5, 6, 1} | {8}
+    # Host 9: distances 1, 2, 4, 8; in doubling, the hosts 10, 7 and the pair of 4 and 5; its parent is host 1.
+    partners = {10, 8, 0, 7, 2, 5, 6, 1} | {10, 7, 4}
     assert neighbours(18, hosts) == {2 * host for host in partners | {1}} | {17}
     assert neighbours(19, hosts) == {2 * host + 1 for host in partners} | {20}
     assert neighbours(0, [0, 0, 0]) == set()

@@ -35,14 +35,26 @@ def neighbours(rank: int, hosts: Sequence[int]) -> set[int]:
 
 def _partners(host: int, count: int) -> set[int]:
     """The hosts at a distance of a power of two, around a ring and in recursive doubling."""
-    found: set[int] = set()
+    found = _in_doubling(host, count)
     distance = 1
     while distance < count:
         found.update(((host + distance) % count, (host - distance) % count))
-        if host ^ distance < count:
-            found.add(host ^ distance)
         distance *= 2
     return found
+
+
+def _in_doubling(host: int, count: int) -> set[int]:
+    """The partners in recursive doubling and halving (csrc/collectives/stream/allreduce_doubling.cc). Of the hosts
+    beyond a power of two, each forms a pair with another one, and the first host of the pair stands for both."""
+    groups = 1 << count.bit_length() - 1
+    pairs = count - groups
+    in_pair = host < 2 * pairs
+    if in_pair and host % 2:
+        return {host - 1}
+    group = host // 2 if in_pair else host - pairs
+    partners = {group ^ 1 << k for k in range(groups.bit_length() - 1)}
+    first = {2 * other if other < pairs else other + pairs for other in partners}
+    return first | ({host + 1} if in_pair else set())
 
 
 def _in_tree(host: int, count: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Makes connections to ranks on other hosts while the job runs, when the core first needs them.
 
-The core asks by writing the number of a rank to a pipe. A thread connects to the rank, or accepts the connection that
+The core asks by writing the number of a rank to a socket. A thread connects to the rank, or accepts the connection that
 the rank makes, with the authentication and encryption of the first connections, and hands the descriptors to the core.
 It sleeps while nothing happens."""
 
@@ -39,7 +39,7 @@ class TakesConnections(Protocol):
 
 
 class ConnectionService:
-    """The thread, the pipe, the listener, and the connections that are not handed over yet."""
+    """The thread, the requests, the listener, and the connections that are not handed over yet."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ConnectionService:
         self._thread: threading.Thread | None = None
         self._closing = self._closed = False
         self._handed_over: list[tuple[int, os.stat_result]] = []
-        self._fds: list[int] = []  # the pipe's ends, and an eventfd that ends the thread
+        self._fds: list[int] = []  # both ends of the requests, and an eventfd that ends the thread
         self.encrypts = me.encrypt
         """Whether the connections are encrypted."""
         with contextlib.ExitStack() as stack:
@@ -66,7 +66,9 @@ class ConnectionService:
                 me, addresses, streams, data_timeout, self._connected, self._failed
             )
             stack.callback(self._close_all)
-            self._fds += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            # Not a pipe: writing to one that is closed would send SIGPIPE to the program.
+            for end in socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK):
+                self._fds.append(end.detach())
             self._fds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
             self._requests, self._request_fd, self._wake = self._fds
             self._connector.watch(self._requests, self._read_requests)
@@ -76,7 +78,7 @@ class ConnectionService:
         close_in_children(self)
 
     def take_request_fd(self) -> int:
-        """Hand over the end of the pipe to which the core writes, nonblocking. A request is the number of a rank as a
+        """Hand over the end to which the core writes, nonblocking. A request is the number of a rank as a
         native uint32. When the core closes its end, the thread ends."""
         fd = self._request_fd
         self._fds.remove(fd)

@@ -173,7 +173,9 @@ class _PeerConnector:
         local = {r for r in others if where.hosts[r] == where.hosts[self.rank]}
         remote = [r for r in others if r not in local]
         first = set(remote)  # the ranks on other hosts that are connected now
-        if self.size > self.connect_all:
+        # The same on all ranks: one whose every peer is a neighbour has a service, too.
+        on_demand = bool(remote) and self.size > self.connect_all
+        if on_demand:
             first &= neighbours(self.rank, where.hosts)
         hub = min(self.rank, *local) if local else self.rank
         addresses: dict[int, Address] = {
@@ -186,12 +188,12 @@ class _PeerConnector:
         if local:
             self._create_shared_memory()
         self.connector.connect_to(addresses, local, self.streams)
-        self._connect(hub, local, bool(later))
+        self._connect(hub, local, on_demand)
         speed = chosen = None
         if remote:
             speed, chosen = choose_data_transport(self.records, self.connector, where.hosts, mpi)
         keys = {r: self.connector.data_keys(r) for r in first} if self.me.encrypt else {}
-        service = self._service(later) if later else None
+        service = self._service(later) if on_demand else None
         connections = self.connector.detach()
         through_hub, self.through_hub = self.through_hub, {}
         streams_of = {r: connections[r, 0] for r in addresses} | through_hub

@@ -1,0 +1,240 @@
+"""Jobs in which a rank is connected at the start with its host and with its neighbours on other hosts only.
+
+HOROPLUG_CONNECT_ALL=0 makes small jobs start like large ones. Which ranks are neighbours:
+horoplug/rendezvous/connections/neighbours.py."""
+
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import horoplug as hvd
+from horoplug.rendezvous.connections.neighbours import neighbours
+from tests.harness.checks.errors import errors_of_survivors, internal
+from tests.harness.support import NO_LIMITS, Ranks, resources, seed, wait_until_stopped
+
+pytest_plugins = ["tests.harness.jobs"]
+
+HOSTS = ["aabbccd", "abcabcab", "abcdefghijk"]
+ON_DEMAND = {"HOROPLUG_CONNECT_ALL": "0"}
+
+
+def strangers(hosts):
+    """The pairs of ranks on different hosts that are not neighbours."""
+    size = len(hosts)
+    numbers = [sorted(set(hosts)).index(host) for host in hosts]
+    return [
+        (a, b)
+        for a in range(size)
+        for b in range(a + 1, size)
+        if hosts[a] != hosts[b] and b not in neighbours(a, numbers)
+    ]
+
+
+def sockets():
+    """The number of sockets of this process."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+        except FileNotFoundError:  # the descriptor of the listing
+            continue
+    return count
+
+
+def exchange(key):
+    """Random operations whose partners are any ranks. Returns how many sockets they have added."""
+    rank, size, before = hvd.rank(), hvd.size(), sockets()
+    draw = random.Random(key)  # the same on all ranks
+    for step in range(30):
+        kind = draw.choice(["alltoall", "pair", "sum", "set", "gather", "object"])
+        name = f"{kind}.{step}"
+        if kind == "alltoall":
+            sent = np.arange(size, dtype=np.float32) + 100 * rank
+            received, _ = hvd.alltoall(sent, splits=[1] * size, name=name)
+            assert received.tolist() == [100 * other + rank for other in range(size)]
+        elif kind == "pair":
+            source, to = draw.sample(range(size), 2)
+            count = draw.choice([1, 1000, 300_000])
+            if rank == source:
+                hvd.send(np.full(count, step, np.float32), to)
+            elif rank == to:
+                assert (hvd.recv(np.empty(count, np.float32), source) == step).all()
+        elif kind == "sum":
+            count = draw.choice([1, 3, 1000, 300_000])
+            assert (hvd.allreduce(np.ones(count), op=hvd.Sum, name=name) == size).all()
+        elif kind == "set":
+            members = sorted(draw.sample(range(size), draw.randint(2, size - 1)))
+            some = hvd.add_process_set(members)
+            if some.included():
+                total = hvd.allreduce(np.ones(7), op=hvd.Sum, name=name, process_set=some)
+                assert (total == len(members)).all()
+            hvd.remove_process_set(some)
+        elif kind == "gather":
+            rows = hvd.allgather(np.full((rank % 3, 2), rank), name=name)
+            assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r % 3)]
+        else:
+            root = draw.randrange(size)
+            assert hvd.broadcast_object([rank], root_rank=root, name=name) == [root]
+    hvd.barrier()  # a rank that shut down now would end the operations of the others
+    return sockets() - before
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"HOROPLUG_NUM_STREAMS": "3", "HOROPLUG_ENCRYPT": "1"}], ids=["plain", "encrypted"]
+)
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_operations_between_any_ranks(pool, hosts, env):
+    key = seed()
+    assert strangers(hosts)
+    with pool.ranks(len(hosts), hosts=hosts, env=ON_DEMAND | env) as job:
+        assert any(job.run(exchange, key))
+        job.run(exchange, key + 1)
+
+
+def sums(count):
+    before = sockets()
+    for step in range(20):
+        hvd.allreduce(np.ones(count), name=f"sum.{step % 4}")
+    return sockets() - before
+
+
+@pytest.mark.parametrize("count", [1, 1000, 100_000])
+def test_ring_and_doubling_need_no_further_connection(pool, count):
+    hosts = "abcdefghijk"
+    env = ON_DEMAND | {"HOROPLUG_ALGORITHM": "ring" if count > 1000 else "doubling"}
+    with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
+        assert set(job.run(sums, count)) == {0}
+
+
+def die_in_an_allreduce(victim, key):
+    if hvd.rank() == victim:
+        delay = random.Random(key).uniform(0, 0.2)
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        hvd.allreduce(np.ones(100_000, np.float32), name="waiting")
+
+
+def die_before_a_message(victim, _):
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.alltoall(np.ones(hvd.size()), splits=[1] * hvd.size(), name="waiting")
+    hvd.barrier()
+
+
+@pytest.mark.parametrize("phase", [die_in_an_allreduce, die_before_a_message])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_killed_rank_is_named_by_ranks_without_a_connection_to_it(pool, hosts, phase):
+    key = seed()
+    victim, _ = random.Random(key).choice(strangers(hosts))
+    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS | ON_DEMAND) as job:
+        internal(errors_of_survivors(job.outcomes(phase, victim, key), victim))
+
+
+def wait_for_a_stopped_rank(victim, operation):
+    hvd.barrier()
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    operation()
+
+
+def one_sum():
+    hvd.allreduce(np.ones(100_000, np.float32), name="waiting")
+
+
+def to_all():
+    hvd.alltoall(np.ones(hvd.size()), splits=[1] * hvd.size(), name="waiting")
+
+
+@pytest.mark.parametrize("operation", [one_sum, to_all])
+@pytest.mark.parametrize("hosts", ["aabbccd", "abcdefghijk"])
+def test_stopped_rank_is_named_by_ranks_without_a_connection_to_it(pool, hosts, operation):
+    key = seed()
+    victim = random.Random(key).choice(strangers(hosts))[0]
+    env = ON_DEMAND | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+    with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
+        job.start(wait_for_a_stopped_rank, victim, operation)
+        stopped = job.workers[victim]
+        wait_until_stopped(stopped.process.pid)
+        others = Ranks([worker for worker in job.workers if worker is not stopped])
+        try:
+            internal(others.collect(60), f"rank {victim}")
+        finally:
+            stopped.kill()
+
+
+def message_to_a_stopped_rank(sender, victim):
+    hvd.barrier()
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if hvd.rank() == sender:
+        hvd.send(np.ones(3), victim)
+    hvd.barrier()
+
+
+def test_stopped_rank_that_cannot_be_connected_to_is_named(pool):
+    hosts = "aabbccd"
+    sender, victim = random.Random(seed()).choice(strangers(hosts))
+    env = ON_DEMAND | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+    with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
+        job.start(message_to_a_stopped_rank, sender, victim)
+        stopped = job.workers[victim]
+        wait_until_stopped(stopped.process.pid)
+        others = Ranks([worker for worker in job.workers if worker is not stopped])
+        try:
+            internal(others.collect(60), f"rank {victim}")
+        finally:
+            stopped.kill()
+
+
+def start_again(key, rounds):
+    """Shut down and start again, with and without connections that were made on demand."""
+    found = []
+    for number in range(rounds):
+        hvd.shutdown()
+        found.append(resources()[:2])
+        hvd.init()
+        if number % 2:
+            exchange(key + number)
+    return found
+
+
+def test_starting_again_leaves_no_descriptor_and_no_thread(pool):
+    key = seed()
+    hosts = "aabbccd"
+    with pool.ranks(len(hosts), hosts=hosts, env=ON_DEMAND) as job:
+        for found in job.run(start_again, key, 5):
+            assert max(found[2:]) <= max(found[:2]), found
+
+
+def init_with_other_settings(odd):
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = (
+        "17" if int(os.environ["HOROVOD_RANK"]) == odd else "19"
+    )
+    hvd.init()
+
+
+def test_different_settings_fail_init_on_all_ranks(pool):
+    hosts = "abcdefghijk"
+    odd = random.Random(seed()).randrange(len(hosts))
+    with pool.ranks(len(hosts), hosts=hosts, env=ON_DEMAND, init=False) as job:
+        for outcome in job.outcomes(init_with_other_settings, odd):
+            assert outcome.kind == "ValueError"
+            assert "fusion threshold" in outcome.message
+            assert f"rank {odd}" in outcome.message
+
+
+def init_with_other_limit(odd):
+    if int(os.environ["HOROVOD_RANK"]) == odd:
+        os.environ["HOROPLUG_CONNECT_ALL"] = "5"
+    hvd.init()
+
+
+def test_different_limits_fail_init_on_all_ranks(pool):
+    hosts = "abc"
+    with pool.ranks(len(hosts), hosts=hosts, env=ON_DEMAND, init=False) as job:
+        for outcome in job.outcomes(init_with_other_limit, 1):
+            assert "HOROPLUG_CONNECT_ALL" in outcome.message
