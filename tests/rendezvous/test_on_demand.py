@@ -326,7 +326,9 @@ def test_attempts_without_a_limit_go_on_until_the_rank_listens(monkeypatch):
             with contextlib.closing(two):
                 one.service._connector._me.size = 3
                 two.start()
-                one.engine.connection(2)
+                (fd,), _ = one.engine.connection(2)
+                with socket.socket(fileno=os.dup(fd)) as sock:
+                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 
 
 def test_lanes_of_a_rank_that_does_not_make_all_are_dropped(pair, monkeypatch, caplog):
