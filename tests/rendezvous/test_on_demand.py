@@ -65,8 +65,10 @@ def test_requests_and_connections_before_the_start_are_not_lost():
         check_pair(*ranks, 1)
 
 
-def test_all_ranks_connect_at_once():
+@pytest.mark.parametrize("most", [2, 256])
+def test_all_ranks_connect_at_once(most, monkeypatch):
     """All ask for all others in random order, so that many pairs dial each other at the same time."""
+    monkeypatch.setattr(on_demand_connector, "_MOST_DIALS", most)
     chance = random.Random(seed())
     for streams in (1, 2):
         with job(7, streams=streams) as ranks:
@@ -176,6 +178,42 @@ def test_connection_of_the_lower_rank_counts(pair):
         connector._dial_queued()
     finish(connectors, handed_over, failed)
     assert {me: lanes[0].target for me, _, lanes in handed_over} == {0: 1, 1: None}
+
+
+def test_higher_rank_drops_its_attempt_when_it_has_the_connection_of_the_lower_one(pair):
+    """The attempt waits in the backlog of the lower rank, which accepts no connections."""
+    connectors, handed_over, failed = pair()
+    connectors[0]._selector.unregister(connectors[0]._listeners[0])
+    connectors[1].request(0)
+    connectors[1]._dial_queued()
+    connectors[0].request(1)
+    assert connectors[1]._outgoing
+    finish(connectors, handed_over, failed)
+    assert all(map(is_idle, connectors))
+
+
+def test_rank_that_connects_again_is_refused():
+    """Another process with the number of a rank that is connected waits in vain."""
+    with job(2) as ranks:
+        ranks[1].request(0)
+        check_pair(*ranks, 1)
+        addresses = {0: ranks[1].service._connector._addresses[0]}
+        again = Rank(1, 2, addresses, tcp_listener("127.0.0.1", 1), timeout=0.3)
+        with contextlib.closing(again):
+            again.start()
+            again.request(0)
+            assert "its own connection to this rank has not been com" in again.engine.failure(0)
+        check_pair(*ranks, 1)
+
+
+def test_number_of_attempts_at_once_is_limited(monkeypatch):
+    monkeypatch.setattr(on_demand_connector, "_MOST_DIALS", 2)
+    with job(6, start=False) as ranks:
+        connector = ranks[0].service._connector
+        for rank in range(1, 6):
+            connector.request(rank)
+        connector._dial_queued()
+        assert list(connector._outgoing) == [(1, 0), (2, 0)]
 
 
 def test_idle_service_sleeps_without_a_limit():
@@ -288,7 +326,9 @@ def test_attempts_without_a_limit_go_on_until_the_rank_listens(monkeypatch):
             with contextlib.closing(two):
                 one.service._connector._me.size = 3
                 two.start()
-                one.engine.connection(2)
+                (fd,), _ = one.engine.connection(2)
+                with socket.socket(fileno=os.dup(fd)) as sock:
+                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 
 
 def test_lanes_of_a_rank_that_does_not_make_all_are_dropped(pair, monkeypatch, caplog):

@@ -40,15 +40,17 @@ def tcp_listener(address: str, connections: int) -> socket.socket:
 def tune_tcp(sock: socket.socket, data_timeout: float) -> None:
     """Set the socket options of a connection between ranks.
 
-    ``data_timeout``: seconds without an acknowledgement after which the kernel breaks the connection."""
+    ``data_timeout``: seconds without an acknowledgement after which the kernel breaks the connection; negative: the
+    kernel's own limits apply."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # A host that vanishes silently is noticed after data_timeout, whether or not there is data to send.
-    seconds = max(int(data_timeout), 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(seconds // 3, 1))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(seconds // 6, 1))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
+    if data_timeout >= 0:
+        seconds = max(int(data_timeout), 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(seconds // 3, 1))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(seconds // 6, 1))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
     # A fixed buffer size turns the kernel's autotuning off. It helps only if it exceeds the largest size of autotuning.
     for option, name in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
         if _kernel_limit(name) >= _BUFFER_BYTES:
