@@ -1,6 +1,7 @@
 """The cost of starting a job: what init() adds to the start of the processes, and the store alone with many clients.
 
     python benchmarks/start.py --ranks 16,64,128
+    python benchmarks/start.py --ranks 128 --hosts 16     (HOROPLUG_CONNECT_ALL=0: connections on demand)
     python benchmarks/start.py --ranks "" --store 1024,4096
 
 processes   horovodrun starts ranks that import horoplug.numpy and end
@@ -39,7 +40,7 @@ from horoplug.rendezvous.connections.tables import table_of_ranks
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 
-ABOUT = """The start of a job on one host: processes that only import horoplug.numpy, and what init() and shutdown() add
+ABOUT = """The start of a job: processes that only import horoplug.numpy, and what init() and shutdown() add
 to them; medians of alternating rounds. Processor time is that of all processes together. Store: the rendezvous server
 and all clients, without ranks."""
 
@@ -58,6 +59,11 @@ PROGRAMS = {
     "processes": "import horoplug.numpy",
     "init": "import horoplug.numpy as hvd; hvd.init(); hvd.shutdown()",
 }
+# Blocks of ranks are on hosts that share no memory and connect over the loopback interface.
+ON_HOST = """
+import os
+os.environ["HOROVOD_HOSTNAME"] = str(int(os.environ["HOROVOD_RANK"]) * {hosts} // {ranks})
+"""
 LIMIT = 600.0  # seconds for one job
 
 
@@ -85,11 +91,14 @@ def median(costs: list[Cost]) -> Cost:
     return Cost(*map(statistics.median, zip(*costs, strict=True)))
 
 
-def measure_jobs(record: Record, ranks: int, rounds: int, env: Mapping[str, str]) -> None:
+def measure_jobs(
+    record: Record, ranks: int, hosts: int, rounds: int, env: Mapping[str, str]
+) -> None:
+    place = ON_HOST.format(hosts=hosts, ranks=ranks) if hosts > 1 else ""
     found: dict[str, list[Cost]] = {what: [] for what in PROGRAMS}
     for _ in range(rounds):
         for what, program in PROGRAMS.items():
-            found[what].append(run_job(ranks, program, env))
+            found[what].append(run_job(ranks, place + program, env))
     processes, both = median(found["processes"]), median(found["init"])
     added = Cost(both.seconds - processes.seconds, both.processor - processes.processor)
     record.row(ranks=ranks, what="processes", **processes._asdict())
@@ -205,6 +214,7 @@ def main() -> int:
     parser.add_argument(
         "--store", type=numbers, default=[], help="numbers of clients of the store alone"
     )
+    parser.add_argument("--hosts", type=int, default=1, help="simulated hosts of each job [1]")
     parser.add_argument("--rounds", type=int, default=3, help="of both kinds of job [3]")
     args = parser.parse_args()
     descriptors.raise_limit()
@@ -223,7 +233,7 @@ def main() -> int:
         if args.ranks:
             run_job(2, PROGRAMS["init"], env)  # fills the cache
         for ranks in args.ranks:
-            measure_jobs(record, ranks, args.rounds, env)
+            measure_jobs(record, ranks, args.hosts, args.rounds, env)
     for ranks in args.store:
         measure_store(record, ranks)
     return record.end(args.json)

@@ -34,15 +34,23 @@ def strangers(hosts):
     ]
 
 
-def sockets():
-    """The number of sockets of this process."""
+def descriptors(kind):
+    """The number of descriptors of this process whose target begins with ``kind``."""
     count = 0
     for number in os.listdir("/proc/self/fd"):
         try:
-            count += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+            count += os.readlink(f"/proc/self/fd/{number}").startswith(kind)
         except FileNotFoundError:  # the descriptor of the listing
             continue
     return count
+
+
+def sockets():
+    return descriptors("socket:")
+
+
+def eventfds():
+    return descriptors("anon_inode:[eventfd]")
 
 
 def exchange(key):
@@ -100,6 +108,14 @@ def sums(count):
     for step in range(20):
         hvd.allreduce(np.ones(count), name=f"sum.{step % 4}")
     return sockets() - before
+
+
+def test_rank_on_another_host_costs_no_other_descriptor_than_its_connections(pool):
+    counts = []
+    for hosts in ("abc", "abcdefgh"):
+        with pool.ranks(len(hosts), hosts=hosts) as job:
+            counts.append(job.run(eventfds)[:3])
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("count", [1, 1000, 100_000])
