@@ -35,7 +35,7 @@ class TakesConnections(Protocol):
         encryption. The descriptors are owned by the engine from the call on, also if it fails or has shut down."""
 
     def fail_connection(self, rank: int, reason: str) -> None:
-        """The rank cannot be connected to, which ends the job. ``reason``: one line of text."""
+        """The rank cannot be connected to, which ends the job. ``reason``: one line that calls the rank "it"."""
 
 
 class ConnectionService:
@@ -170,6 +170,6 @@ class ConnectionService:
         poll.register(self._wake, select.POLLIN)
         while requested is not None and not self._closing:
             for rank in requested:
-                self._failed(rank, f"rank {rank} cannot be connected to: {reason}")
+                self._failed(rank, f"it cannot be connected to: {reason}")
             self._closing = any(fd == self._wake for fd, _ in poll.poll())
             requested = self._requested_ranks()

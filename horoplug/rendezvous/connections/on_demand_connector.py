@@ -77,7 +77,7 @@ class OnDemandConnector(ConnectionLoop):
         if rank in self._settled or rank in self._requests:
             return
         if rank not in self._addresses:
-            self._on_failed(rank, f"rank {rank} cannot be connected to: it has no known address")
+            self._on_failed(rank, "it cannot be connected to: it has no known address")
             return
         self._requests[rank] = _Request(time.monotonic() + self._limit)
         self._queue.extend((rank, lane) for lane in range(self._streams))
@@ -187,7 +187,7 @@ class OnDemandConnector(ConnectionLoop):
         del self._requests[rank]
         self._settled.add(rank)
         self._discard(rank)
-        self._on_failed(rank, f"rank {rank} cannot be connected to{within}: {reason}")
+        self._on_failed(rank, f"it cannot be connected to{within}: {reason}")
 
     def _discard(self, rank: int) -> None:
         """Close what there is of the connections to a rank."""
