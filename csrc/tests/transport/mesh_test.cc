@@ -145,6 +145,8 @@ TEST_CASE("a link without a connection asks for one when something is sent, and 
   CHECK(mesh.bytes_moved() == 3 * sizeof(FrameHeader) + 20);
   // A second connection, and one to a rank whose link has failed, are closed.
   mesh.connect(2, streams(0));
+  mesh.send_control(2, Bytes(10));
+  CHECK(mesh.pump_writes());
   mesh.link(3)->fail("it cannot be reached");
   mesh.connect(3, streams(0));
   CHECK(mesh.failures() == 1);
