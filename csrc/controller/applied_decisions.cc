@@ -65,9 +65,10 @@ void AppliedDecisions::apply_error(const DecisionItem& item) {
   decisions_.push_back(std::move(decision));
 }
 
-void AppliedDecisions::add_end(DecisionItem::Kind kind, const Status& status) {
+void AppliedDecisions::add_end(DecisionItem::Kind kind, const Status& status, int rank) {
   Decision& decision = decisions_.emplace_back();
   decision.kind = kind;
+  decision.rank = rank;
   decision.status = status;
 }
 

@@ -34,7 +34,7 @@ class AppliedDecisions {
     // kBatch: signatures of the operations that this rank has not submitted, because it has joined.
     std::map<std::string, Signature> unknown;
     Tuning tuning;  // kBatch: its settings
-    int rank = 0;   // kJoined: the last rank to join
+    int rank = 0;  // kJoined: the last rank to join; kClose: the rank that has left, or kSetRemoved
     Status status;  // kError, kFailAll, kClose
   };
 
@@ -50,8 +50,9 @@ class AppliedDecisions {
   void apply_batch(const DecisionItem& item);
   void apply_join(const DecisionItem& item);   // kJoined
   void apply_error(const DecisionItem& item);  // kError
-  // All pending operations have ended with this status, or the set has. The caller has applied it.
-  void add_end(DecisionItem::Kind kind, const Status& status);
+  // All pending operations have ended with this status, or the set has, because `rank` has left.
+  // The caller has applied it.
+  void add_end(DecisionItem::Kind kind, const Status& status, int rank = 0);
 
   // This rank has joined a batch of the plan.
   void add_plan_batch(const Plan& plan);

@@ -35,7 +35,7 @@ void Negotiator::join() {
 
 void Negotiator::leave() { request_end(position().rank); }
 
-void Negotiator::close() { request_end(kSetRemoved); }
+void Negotiator::close(int rank) { request_end(rank); }
 
 void Negotiator::request_end(int rank) {
   if (closed()) return;
@@ -327,7 +327,7 @@ void Negotiator::close_set(int rank) {
                 " has shut down or its program has ended; no operation can run any more until "
                 "every rank calls init() again";
   end_ = {HP_SHUT_DOWN, reason};
-  decisions_.add_end(DecisionItem::Kind::kClose, end_);
+  decisions_.add_end(DecisionItem::Kind::kClose, end_, rank);
 }
 
 }  // namespace horoplug

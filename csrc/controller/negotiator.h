@@ -71,8 +71,9 @@ class Negotiator {
   void join();
   // This rank wants to leave: the set closes for all ranks, after the operations decided by then.
   void leave();
-  // Closes the set in the same way because all its ranks remove it.
-  void close();
+  // Closes the set in the same way because all its ranks remove it, or because `rank`, which need
+  // not be in it, has left the job.
+  void close(int rank = kSetRemoved);
   // Root only: fails every pending operation on all ranks. The set stays open.
   void fail_all(const Status& status);
   // A batch of this set is done on this rank. `plan`: as in its decision. `now`: in seconds on any

@@ -103,7 +103,16 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
       parts_.submissions.close_set(set.members->set, decision.status);
       parts_.completion.end(set.take_pending(), decision.status);
       parts_.point_to_point.fail(set.members->set, decision.status);
+      if (set.members->set == 0) close_other_sets(decision.rank);
       break;
+  }
+}
+
+// Nothing can be submitted any more, in any set, once this rank knows that a rank has left the job.
+// What is pending in a set without that rank may wait for a rank that knew it earlier.
+void Scheduler::close_other_sets(int leaver) {
+  for (const auto& [id, set] : parts_.registry.sets()) {
+    if (id != 0) set->negotiator.close(leaver);
   }
 }
 

@@ -58,6 +58,7 @@ class Scheduler {
 
  private:
   void apply(ProcessSet& set, Negotiator::Decision& decision);
+  void close_other_sets(int leaver);
   std::vector<OperationPtr> take_operations(ProcessSet& set, const Negotiator::Decision& decision);
   void enqueue(ProcessSet& set, Negotiator::Decision& decision,
                std::vector<OperationPtr> operations);

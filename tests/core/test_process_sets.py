@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import horoplug.torch as hvd
-from tests.harness.support import Pool, ranks_fixture, seed
+from tests.harness.support import NO_LIMITS, Pool, ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -227,3 +227,25 @@ def test_process_set_of_one_rank_in_numpy(pool: Pool):
 
     with pool.ranks(2) as job:
         assert job.run(run) == [None, [0.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "abc"])
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_pending_operation_ends_when_a_rank_outside_of_its_set_leaves(pool: Pool, hosts, waiting):
+    """The other rank of the set hears of the leaving before it submits the operation, and cannot do so any more."""
+
+    def run():
+        rest = hvd.add_process_set([0, 2])
+        handle = None
+        if hvd.rank() == waiting:
+            handle = hvd.allreduce_async(torch.ones(2), name="x", process_set=rest)
+        hvd.barrier()
+        if hvd.rank() == 1:
+            return hvd.shutdown()
+        with pytest.raises(hvd.HorovodInternalError) as error:
+            hvd.synchronize(handle) if handle else hvd.allreduce(torch.ones(2), name="of all")
+        return str(error.value)
+
+    with pool.ranks(3, hosts=hosts, env=NO_LIMITS) as job:
+        texts = job.run(run, timeout=60)
+        assert all("rank 1 has shut down" in texts[rank] for rank in (0, 2)), texts
