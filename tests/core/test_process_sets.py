@@ -243,10 +243,7 @@ def test_pending_operation_ends_when_a_rank_outside_of_its_set_leaves(pool: Pool
         if hvd.rank() == 1:
             return hvd.shutdown()
         with pytest.raises(hvd.HorovodInternalError) as error:
-            if handle is None:
-                hvd.allreduce(torch.ones(2), name="of all")
-            else:
-                hvd.synchronize(handle)
+            hvd.synchronize(handle) if handle else hvd.allreduce(torch.ones(2), name="of all")
         return str(error.value)
 
     with pool.ranks(3, hosts=hosts, env=NO_LIMITS) as job:

@@ -42,6 +42,9 @@ FRAMEWORKS = ("numpy",) * 6 + ("torch",) * 2 + ("tensorflow", "jax", "all")
 COMPILERS = ("tensorflow", "jax", "all")  # those whose programs take time to compile
 # How jobs end, some more often than others: a stopped rank is noticed only after a limit.
 ENDS = (None, None, "kill", "kill", "exit", "exit", "leave", "leave", "stop")
+# TensorFlow and JAX start threads of their pools late, at most so many; a leak has more after some jobs.
+LATE_THREADS = 8
+COMPILED_BY = ("tensorflow", "jax")
 NOT_FATAL = [fault for fault in FAULTS if fault not in FATAL]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
 
@@ -166,7 +169,11 @@ class Soak:
                 continue
             pid = worker.process.pid
             key = pid, self.used[pid]
-            ((usage, more),) = Ranks([worker]).run(excess, self.usage.get(key))
+            allowed = self.usage.get(key)
+            if allowed and {*COMPILED_BY} & self.used[pid]:
+                descriptors, threads, segments = allowed
+                allowed = descriptors, threads + LATE_THREADS, segments
+            ((usage, more),) = Ranks([worker]).run(excess, allowed)
             first = self.usage.setdefault(key, usage)
             self.memory[pid].append(process_memory(pid))
             assert not more, (
