@@ -33,6 +33,7 @@ SETTINGS: list[dict[str, str]] = [
     {"HOROVOD_FUSION_THRESHOLD": "4096"},
     {"HOROVOD_CACHE_CAPACITY": "0"},
     {"HOROPLUG_NUM_STREAMS": "3"},
+    {"HOROPLUG_CONNECT_ALL": "0"},
     {"HOROPLUG_ENCRYPT": "1"},
     {"HOROPLUG_ALGORITHM": "ring"},
     {"HOROVOD_AUTOTUNE": "1"},
