@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <vector>
 
@@ -113,7 +114,7 @@ int run(const std::vector<int>& counts) {
 
 int main(int argc, char** argv) {
   std::vector<int> counts;
-  for (int i = 1; i < argc; ++i) counts.push_back(std::atoi(argv[i]));
+  for (int i = 1; i < argc; ++i) counts.push_back(std::stoi(argv[i]));
   if (counts.empty()) counts = {64, 4000};
   return horoplug::run(counts);
 }
