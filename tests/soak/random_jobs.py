@@ -19,7 +19,7 @@ from tests.harness.mpi_jobs import find, no_files_of_mpi
 from tests.harness.support import Pool, Ranks, process_memory, seed, wait_until_stopped
 from tests.soak import mpi
 from tests.soak.frameworks import JOBS, prepare
-from tests.soak.leaks import excess
+from tests.soak.leaks import allowed, excess
 from tests.soak.program import FATAL, FAULTS, Episode, draw_episode, run_episode
 
 __all__ = ["no_files_of_mpi"]  # a fixture
@@ -43,9 +43,6 @@ FRAMEWORKS = ("numpy",) * 6 + ("torch",) * 2 + ("tensorflow", "jax", "all")
 COMPILERS = ("tensorflow", "jax", "all")  # those whose programs take time to compile
 # How jobs end, some more often than others: a stopped rank is noticed only after a limit.
 ENDS = (None, None, "kill", "kill", "exit", "exit", "leave", "leave", "stop")
-# TensorFlow and JAX start threads of their pools late, at most so many; a leak has more after some jobs.
-LATE_THREADS = 8
-COMPILED_BY = ("tensorflow", "jax")
 NOT_FATAL = [fault for fault in FAULTS if fault not in FATAL]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
 
@@ -170,11 +167,8 @@ class Soak:
                 continue
             pid = worker.process.pid
             key = pid, self.used[pid]
-            allowed = self.usage.get(key)
-            if allowed and {*COMPILED_BY} & self.used[pid]:
-                descriptors, threads, segments = allowed
-                allowed = descriptors, threads + LATE_THREADS, segments
-            ((usage, more),) = Ranks([worker]).run(excess, allowed)
+            limit = allowed(self.usage.get(key), self.used[pid])
+            ((usage, more),) = Ranks([worker]).run(excess, limit)
             first = self.usage.setdefault(key, usage)
             self.memory[pid].append(process_memory(pid))
             assert not more, (
