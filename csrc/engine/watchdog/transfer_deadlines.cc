@@ -106,15 +106,17 @@ void TransferDeadlines::check_gpus(double now) {
     GpuGroup* const gpu = set->executor.gpu();
     const double seconds = gpu != nullptr ? gpu->standstill(now) : 0;
     if (seconds < limit() / 2) continue;
-    const std::vector<int> asked = within_reach(registry_.global().members->ranks, {});
+    const std::vector<int>& all = registry_.global().members->ranks;
+    const std::vector<int> asked = within_reach(all, {});
     liveness_.ask(asked, now, patience());
     if (seconds < limit()) continue;
     const std::string silent = liveness_.describe_silent(asked, now, patience());
+    const std::string answer = asked.size() == all.size()
+                                   ? ", though all ranks answer"
+                                   : ", though all ranks answer that are connected with this one";
     throw Error(HP_TIMEOUT,
                 gpu->next() + " has not ended on the GPU for " + describe_seconds(limit()) +
-                    (silent.empty() ? ", though the ranks connected with this one answer"
-                                    : ", waiting for ") +
-                    silent + kLimitIsSetBy);
+                    (silent.empty() ? answer : ", waiting for " + silent) + kLimitIsSetBy);
   }
 }
 
