@@ -157,58 +157,40 @@ def test_killed_rank_is_named_by_ranks_without_a_connection_to_it(pool, hosts, p
         internal(errors_of_survivors(job.outcomes(phase, victim, key), victim))
 
 
-def wait_for_a_stopped_rank(victim, operation):
-    hvd.barrier()
-    if hvd.rank() == victim:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    operation()
-
-
-def one_sum():
+def one_sum(_):
     hvd.allreduce(np.ones(100_000, np.float32), name="waiting")
 
 
-def to_all():
+def to_all(_):
     hvd.alltoall(np.ones(hvd.size()), splits=[1] * hvd.size(), name="waiting")
 
 
-@pytest.mark.parametrize("operation", [one_sum, to_all])
+def message(pair):
+    """The first rank of the pair sends to the second one, and all wait for both."""
+    if hvd.rank() == pair[0]:
+        hvd.send(np.ones(3), pair[1])
+    hvd.barrier()
+
+
+def wait_for_a_stopped_rank(operation, pair):
+    hvd.barrier()
+    if hvd.rank() == pair[1]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    operation(pair)
+
+
+@pytest.mark.parametrize("operation", [one_sum, to_all, message])
 @pytest.mark.parametrize("hosts", ["aabbccd", "abcdefghijk"])
 def test_stopped_rank_is_named_by_ranks_without_a_connection_to_it(pool, hosts, operation):
-    key = seed()
-    victim = random.Random(key).choice(strangers(hosts))[0]
-    env = ON_DEMAND | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+    pair = random.Random(seed()).choice(strangers(hosts))
+    env = ON_DEMAND | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "6", "HOROVOD_STALL_CHECK_TIME_SECONDS": "2"}
     with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
-        job.start(wait_for_a_stopped_rank, victim, operation)
-        stopped = job.workers[victim]
+        job.start(wait_for_a_stopped_rank, operation, pair)
+        stopped = job.workers[pair[1]]
         wait_until_stopped(stopped.process.pid)
         others = Ranks([worker for worker in job.workers if worker is not stopped])
         try:
-            internal(others.collect(60), f"rank {victim}")
-        finally:
-            stopped.kill()
-
-
-def message_to_a_stopped_rank(sender, victim):
-    hvd.barrier()
-    if hvd.rank() == victim:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if hvd.rank() == sender:
-        hvd.send(np.ones(3), victim)
-    hvd.barrier()
-
-
-def test_stopped_rank_that_cannot_be_connected_to_is_named(pool):
-    hosts = "aabbccd"
-    sender, victim = random.Random(seed()).choice(strangers(hosts))
-    env = ON_DEMAND | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
-    with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
-        job.start(message_to_a_stopped_rank, sender, victim)
-        stopped = job.workers[victim]
-        wait_until_stopped(stopped.process.pid)
-        others = Ranks([worker for worker in job.workers if worker is not stopped])
-        try:
-            internal(others.collect(60), f"rank {victim}")
+            internal(others.collect(60), f"rank {pair[1]}")
         finally:
             stopped.kill()
 

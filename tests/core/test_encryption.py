@@ -12,6 +12,7 @@ import pytest
 
 import horoplug.numpy as hvd
 from horoplug._native import Engine, EngineConfig, Error, Status
+from horoplug.common.context import context
 from horoplug.rendezvous.network.libcrypto import libcrypto
 from tests.harness.relay import init_behind_relay
 
@@ -141,6 +142,21 @@ def test_core_refuses_an_encrypted_job_without_keys():
             Engine(EngineConfig(size=2, peers=[peer], libcrypto=addresses))
         assert caught.value.args[0] == Status.INVALID_ARGUMENT
         assert theirs.recv(1) == b""  # the engine has closed its descriptor
+
+
+def add_connection_without_keys():
+    here, there = socket.socketpair()
+    with there:
+        with pytest.raises(Error) as caught:
+            context.engine().add_connection(1 - hvd.rank(), [here.detach()], b"")
+        assert caught.value.args == (Status.INVALID_ARGUMENT, f"no keys for rank {1 - hvd.rank()}")
+        assert there.recv(1) == b""  # the core has closed its end
+
+
+def test_core_refuses_a_later_connection_without_keys(pool):
+    """A job that asks for encryption never falls back, whatever the program passes to the core while it runs."""
+    with pool.ranks(2, hosts="ab", env=ENCRYPT | {"HOROPLUG_CONNECT_ALL": "0"}) as job:
+        job.run(add_connection_without_keys)
 
 
 def test_core_links_no_cryptography():

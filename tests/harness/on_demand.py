@@ -61,9 +61,9 @@ class RecordingEngine:
         self.added = {}
 
 
-def request(pipe, ranks):
+def request(fd, ranks):
     """Ask for connections to these ranks, as the core does."""
-    os.write(pipe, struct.pack(f"={len(ranks)}I", *ranks))
+    os.write(fd, struct.pack(f"={len(ranks)}I", *ranks))
 
 
 class Rank:
@@ -75,20 +75,20 @@ class Rank:
         me = Identity(number, size, 0, **({"secret": SECRET} | identity))
         others = {rank: address for rank, address in addresses.items() if rank != number}
         self.service = ConnectionService(listener, me, others, streams, timeout)
-        self.pipe = self.service.take_request_fd()
+        self.requests = self.service.take_request_fd()
 
     def start(self):
         self.service.start(self.engine)
 
     def request(self, *ranks):
-        request(self.pipe, ranks)
+        request(self.requests, ranks)
 
     def close(self):
         self.service.close()
         self.engine.close()
-        if self.pipe >= 0:
-            os.close(self.pipe)
-        self.pipe = -1
+        if self.requests >= 0:
+            os.close(self.requests)
+        self.requests = -1
 
 
 @contextlib.contextmanager

@@ -396,8 +396,8 @@ def test_nothing_stays_open(state):
             check_pair(*ranks[:2], 1)
         if state == "core has closed":
             for rank in ranks:
-                os.close(rank.pipe)
-                rank.pipe = -1
+                os.close(rank.requests)
+                rank.requests = -1
                 rank.service._thread.join(20)
                 assert not rank.service._thread.is_alive()
         for rank in ranks:
@@ -425,7 +425,7 @@ def test_forked_child_keeps_nothing_open():
     with job(2, streams=2) as ranks:
         ranks[0].request(1)
         check_pair(*ranks, 2)
-        inherited = [*ranks[0].service._fds, ranks[0].pipe, *ranks[0].engine.added[1][0][0]]
+        inherited = [*ranks[0].service._fds, ranks[0].requests, *ranks[0].engine.added[1][0][0]]
         inherited.append(ranks[0].service._connector._listeners[0].fileno())
         before = {fd: os.fstat(fd) for fd in inherited}
         read, write = os.pipe()

@@ -108,7 +108,9 @@ def test_table_has_few_bytes_for_each_rank():
     assert len(json.dumps(table_of_addresses(addresses))) < 20 * 1024
 
 
-def test_number_of_handshakes_on_a_host_grows_linearly(monkeypatch):
+@pytest.fixture
+def handshakes(monkeypatch):
+    """The arguments of the handshakes of this process, of which each connection has two, one for each end."""
     made = []
 
     class Counted(Handshake):
@@ -117,9 +119,13 @@ def test_number_of_handshakes_on_a_host_grows_linearly(monkeypatch):
             super().__init__(*arguments)
 
     monkeypatch.setattr(peer_connection, "Handshake", Counted)
+    return made
+
+
+def test_number_of_handshakes_on_a_host_grows_linearly(handshakes):
     size = 9
     with connected(size):
-        assert len(made) == 2 * (size - 1)  # both ends
+        assert len(handshakes) == 2 * (size - 1)
 
 
 def test_rank_that_may_not_open_enough_files_says_how_many_it_needs(monkeypatch):
@@ -200,32 +206,24 @@ def test_large_job_connects_neighbours_first_and_other_ranks_on_demand(streams, 
                 if others:
                     engine, service = RecordingEngine(), ranks[rank].service
                     stack.callback(engine.close)
-                    pipe = service.take_request_fd()
-                    stack.callback(os.close, pipe)
+                    requests = service.take_request_fd()
+                    stack.callback(os.close, requests)
                     service.start(engine)
-                    request(pipe, others)
+                    request(requests, others)
                     started[rank] = types.SimpleNamespace(number=rank, engine=engine)
             for rank, others in later.items():
                 for other in others:
                     check_pair(started[rank], started[other], streams, encrypt)
 
 
-def test_number_of_handshakes_between_hosts_grows_with_the_neighbours(monkeypatch):
-    made = []
-
-    class Counted(Handshake):
-        def __init__(self, *arguments):
-            made.append(arguments)
-            super().__init__(*arguments)
-
-    monkeypatch.setattr(peer_connection, "Handshake", Counted)
+def test_number_of_handshakes_between_hosts_grows_with_the_neighbours(handshakes):
     size = 24
     with connected(size, {rank: f"h{rank}" for rank in range(size)}, connect_all=0):
-        assert len(made) == sum(len(neighbours(rank, range(size))) for rank in range(size))
-        assert len(made) < size * (size - 1) / 1.5
+        assert len(handshakes) == sum(len(neighbours(rank, range(size))) for rank in range(size))
+        assert len(handshakes) < size * (size - 1) / 1.5
 
 
-def test_engine_of_a_large_job_gets_the_pipe_for_requests():
+def test_engine_of_a_large_job_gets_the_socket_for_requests():
     with connected(len(HOSTS), KEYS, encrypt=True, **LARGE) as ranks:
         arguments = ranks[1].release()
         assert "libcrypto" in arguments

@@ -72,10 +72,7 @@ StreamMaker::Streams streams_of(const hp_config& given, const hp_peer& peer,
     }
     return absent;
   }
-  if (given.libcrypto != nullptr && remote && peer.keys == nullptr) {
-    throw Error(HP_INVALID_ARGUMENT, "no keys for rank " + std::to_string(peer.rank));
-  }
-  return maker.make(std::move(connections), peer.keys);
+  return maker.make(peer.rank, remote, std::move(connections), peer.keys);
 }
 
 // By rank.

@@ -9,8 +9,11 @@ void StreamMaker::open(const hp_libcrypto* given) {
   if (given != nullptr) libcrypto_ = make_libcrypto(complete(given));
 }
 
-StreamMaker::Streams StreamMaker::make(std::vector<Fd> connections,
+StreamMaker::Streams StreamMaker::make(int rank, bool on_other_host, std::vector<Fd> connections,
                                        const std::uint8_t* keys) const {
+  if (libcrypto_ && on_other_host && keys == nullptr) {
+    throw Error(HP_INVALID_ARGUMENT, "no keys for rank " + std::to_string(rank));
+  }
   Streams streams;
   for (Fd& fd : connections) streams.push_back(std::make_unique<SocketStream>(std::move(fd)));
   if (keys == nullptr) return streams;

@@ -22,9 +22,10 @@ class StreamMaker {
   // incomplete.
   void open(const hp_libcrypto* given);
 
-  // `keys`: see hp_peer; NULL: the connections are not encrypted. Any thread may call it. Throws
-  // Error.
-  Streams make(std::vector<Fd> connections, const std::uint8_t* keys) const;
+  // The connections to a rank, by lane. `keys`: see hp_peer; NULL: they are not encrypted, which is
+  // refused for a rank on another host if anything is. Any thread may call it. Throws Error.
+  Streams make(int rank, bool on_other_host, std::vector<Fd> connections,
+               const std::uint8_t* keys) const;
 
  private:
   std::unique_ptr<Stream> encrypted(std::unique_ptr<Stream> stream, const std::uint8_t* keys) const;

@@ -10,7 +10,6 @@ from horoplug.base.link_speed import LinkSpeed
 from horoplug.mpi.transport import MpiTransport
 from horoplug.rendezvous.connections.on_demand import ConnectionService
 from horoplug.rendezvous.network.libcrypto import libcrypto
-from horoplug.rendezvous.network.topology import Topology
 
 
 @dataclasses.dataclass
@@ -97,34 +96,3 @@ class PeerConnections:
             for fd in (self.segment_fd, self.doorbell_fd, *shared, *self.streams):
                 if fd >= 0:
                     os.close(fd)
-
-
-def assemble(
-    rank: int,
-    size: int,
-    where: Topology,
-    peers: list[tuple[int, int, int, int, int]],
-    own: tuple[int, int],
-    lanes: dict[int, list[int]] | None = None,
-    speed: LinkSpeed | None = None,
-    mpi: MpiTransport | None = None,
-    object_key: bytes = b"",
-) -> PeerConnections:
-    return PeerConnections(
-        rank=rank,
-        size=size,
-        host=where.hosts[rank],
-        peers=peers,
-        segment_fd=own[0],
-        doorbell_fd=own[1],
-        hosts=where.hosts,
-        local_rank=where.local_rank,
-        local_size=where.local_size,
-        cross_rank=where.cross_rank,
-        cross_size=where.cross_size,
-        is_homogeneous=where.is_homogeneous,
-        lanes=lanes or {},
-        speed=speed,
-        mpi=mpi,
-        object_key=object_key,
-    )

@@ -12,12 +12,11 @@ import socket
 import time
 
 from horoplug.base.errors import AuthenticationError, PeerLostError, ProtocolError
-from horoplug.rendezvous.connections.loop import RETRY_PAUSE, ConnectionLoop, Key
+from horoplug.rendezvous.connections.loop import REJECTED_PAUSE, RETRY_PAUSE, ConnectionLoop, Key
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal
 from horoplug.rendezvous.connections.sockets import SPARE_INCOMING, Address
 from horoplug.rendezvous.store.client import StoreClient
 
-_REJECTED_PAUSE = 0.2
 _RETRY_SECONDS = 1.0
 
 
@@ -101,7 +100,7 @@ class Connector(ConnectionLoop):
         """Try again until the deadline."""
         self._complain(str(error))
         self.rejections[key] = error
-        self._retries[key] = time.monotonic() + _REJECTED_PAUSE
+        self._retries[key] = time.monotonic() + REJECTED_PAUSE
 
     def _failed(self, key: Key, error: OSError) -> None:
         """Retry for a moment, then raise PeerLostError."""

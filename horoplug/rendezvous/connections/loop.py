@@ -26,7 +26,8 @@ from horoplug.rendezvous.network.auth import least_deserving
 from horoplug.rendezvous.network.peer_user import is_own_user, peer_user
 
 _INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
-RETRY_PAUSE = 0.02
+RETRY_PAUSE = 0.02  # seconds until a connection that has failed is tried again
+REJECTED_PAUSE = 0.2  # the same if the process that answers has not proved to be the rank
 _LOGGED = 10
 _WRONG_USER = (
     "in the place of rank {}, a process of user {} listens, which is not the user of this job"

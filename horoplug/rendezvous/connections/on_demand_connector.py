@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping
 
 from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, ProtocolError
-from horoplug.rendezvous.connections.loop import RETRY_PAUSE, ConnectionLoop, Key
+from horoplug.rendezvous.connections.loop import REJECTED_PAUSE, RETRY_PAUSE, ConnectionLoop, Key
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal
 from horoplug.rendezvous.connections.sockets import SPARE_INCOMING, Address
 
 _LONGEST_PAUSE = 0.5  # seconds between two attempts
-_REJECTED_PAUSE = 0.2
 _MOST_DIALS = 256  # attempts under way at once
 _GRACE = 1.0
 """Seconds beyond the time limit of the peer after which the lanes that it has made are dropped, if some are missing."""
@@ -161,7 +160,7 @@ class OnDemandConnector(ConnectionLoop):
         self._complain(str(error))
         if request := self._requests.get(key[0]):
             request.reason = str(error)
-            self._retries[key] = time.monotonic() + _REJECTED_PAUSE
+            self._retries[key] = time.monotonic() + REJECTED_PAUSE
 
     def _failed(self, key: Key, error: OSError) -> None:
         if request := self._requests.get(key[0]):

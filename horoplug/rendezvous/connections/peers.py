@@ -45,7 +45,6 @@ from horoplug.base.errors import (
 from horoplug.base.processors import own_processors
 from horoplug.mpi.transport import MpiTransport
 from horoplug.rendezvous.connections.connected import PeerConnections as PeerConnections
-from horoplug.rendezvous.connections.connected import assemble
 from horoplug.rendezvous.connections.connector import Connector
 from horoplug.rendezvous.connections.data_transport import choose_data_transport
 from horoplug.rendezvous.connections.host_hub import HUB_DESCRIPTORS, Hub, HubLoop, Member
@@ -98,7 +97,10 @@ def connect_peers(
     job; ValueError for an unknown interface. After an error nothing stays open."""
     key = host_key() if key is None else key
     if size == 1:
-        return assemble(rank, size, topology(0, [key]), [], (-1, -1))
+        alone = topology(0, [key])
+        return PeerConnections(
+            rank, size, host=0, peers=[], segment_fd=-1, doorbell_fd=-1, **vars(alone)
+        )
     if store is None or secret is None:
         raise ValueError(f"a job of {size} ranks needs a rendezvous server and a secret")
     numbers = list(range(size)) if launched is None else list(launched)
@@ -204,22 +206,23 @@ class _PeerConnector:
         }
         segment, doorbell = self.own_fds or (-1, -1)
         self.own_fds = []
-        made = assemble(
+        return PeerConnections(
             self.rank,
             self.size,
-            where,
-            peers,
-            (segment, doorbell),
-            lanes,
-            speed,
-            chosen,
-            object_key,
+            host=where.hosts[self.rank],
+            peers=peers,
+            segment_fd=segment,
+            doorbell_fd=doorbell,
+            **vars(where),
+            lanes=lanes,
+            speed=speed,
+            mpi=chosen,
+            object_key=object_key,
+            keys=keys,
+            service=service,
+            processors=frozenset(cpu for a, b in host["processors"] for cpu in range(a, b + 1)),
+            quota=float(host["quota"]),
         )
-        made.keys = keys
-        made.processors = frozenset(cpu for a, b in host["processors"] for cpu in range(a, b + 1))
-        made.quota = float(host["quota"])
-        made.service = service
-        return made
 
     def _service(self, addresses: dict[int, Address]) -> ConnectionService:
         """The service that connects to the ranks that listen at these addresses, on demand."""
