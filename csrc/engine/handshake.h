@@ -2,10 +2,10 @@
 // compares settings, and maps the memory of the ranks on its host. Used by the thread that runs the
 // loop.
 //
-// In a job with connections on demand, a rank hears from some ranks only. There, a tree of all
-// ranks collects that everybody has compared its settings, and then tells everybody (kIntroduced).
-// Since all ranks are connected through others, equal settings of neighbours are equal settings of
-// all.
+// In a job with connections on demand, a rank compares its settings with those of some ranks only.
+// All ranks are connected through others, so that settings which are equal wherever two ranks are
+// connected are equal on all ranks. A rank tells its parent in the tree of all ranks when its
+// subtree has compared them, and the root then tells all ranks to start (kIntroduced).
 #pragma once
 
 #include <cstdint>

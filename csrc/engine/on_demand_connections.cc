@@ -33,7 +33,7 @@ void OnDemandConnections::ask() {
   for (const int rank : mesh_.take_needed()) unasked_.push_back(rank);
   while (!unasked_.empty()) {
     const auto rank = static_cast<std::uint32_t>(unasked_.back());
-    // So few bytes are sent as a whole or not at all.
+    // A stream socket takes four bytes as a whole or not at all.
     const auto sent = ::send(requests_.get(), &rank, sizeof rank, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) return;
     unasked_.pop_back();

@@ -109,7 +109,8 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
 }
 
 // Nothing can be submitted any more, in any set, once this rank knows that a rank has left the job.
-// What is pending in a set without that rank may wait for a rank that knew it earlier.
+// An operation that is pending in a set without that rank may wait for a member which learned of
+// the leave before it submitted the operation.
 void Scheduler::close_other_sets(int leaver) {
   for (const auto& [id, set] : parts_.registry.sets()) {
     if (id != 0) set->negotiator.close(leaver);

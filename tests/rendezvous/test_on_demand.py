@@ -45,7 +45,7 @@ def descriptors():
 @pytest.mark.parametrize("asking", [0, 1])
 @pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("streams", [1, 3])
-def test_either_rank_may_ask(asking, encrypt, streams):
+def test_either_rank_may_request_the_connection(asking, encrypt, streams):
     with job(2, streams=streams, encrypt=encrypt) as ranks:
         ranks[asking].request(1 - asking)
         check_pair(*ranks, streams, encrypt)
@@ -216,7 +216,7 @@ def test_number_of_attempts_at_once_is_limited(monkeypatch):
         assert list(connector._outgoing) == [(1, 0), (2, 0)]
 
 
-def test_idle_service_sleeps_without_a_limit():
+def test_idle_service_waits_without_a_timeout():
     with job(2) as ranks:
         ranks[0].request(1)
         check_pair(*ranks, 1)
@@ -384,7 +384,7 @@ def test_error_in_the_thread_fails_requests_of_then_and_later(monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["made", "started", "asked", "connected", "core has closed"])
-def test_nothing_stays_open(state):
+def test_closed_service_leaves_no_descriptor_and_no_thread(state):
     before, threads = descriptors(), threading.active_count()
     with job(3, start=state != "made") as ranks:
         if state == "asked":
@@ -407,7 +407,7 @@ def test_nothing_stays_open(state):
     assert threading.active_count() == threads
 
 
-def test_nothing_stays_open_without_free_descriptors(monkeypatch):
+def test_service_that_finds_no_free_descriptor_leaves_none_open(monkeypatch):
     before = descriptors()
 
     def refuse(*_):

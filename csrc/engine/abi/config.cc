@@ -33,7 +33,7 @@ Log make_log(const hp_config& config) {
           }};
 }
 
-// nullptr without a descriptor: nothing rings a rank on another host.
+// nullptr without a descriptor: a rank on another host has no doorbell, since data wakes it.
 std::shared_ptr<Doorbell> make_doorbell(int fd) {
   return fd >= 0 ? std::make_shared<Doorbell>(Fd(fd)) : nullptr;
 }
@@ -43,7 +43,7 @@ std::shared_ptr<Mpi> open_mpi(const hp_mpi& given) {
   return given.worker == nullptr ? mpi : make_funnel(mpi, given.worker->thread);
 }
 
-// A peer, and its connections by lane; none: it is not connected.
+// A peer, and its connections by lane, of which a peer that is not connected has none.
 struct Taken {
   Member member;
   std::vector<Fd> connections;

@@ -71,7 +71,7 @@ TEST_CASE("a job that reduces over a ring or by doubling needs no further connec
   }
 }
 
-TEST_CASE("every rank reaches every other one") {
+TEST_CASE("alltoall between ranks that were not connected is right over every transport") {
   for (const int lanes : {1, 3}) {
     for (const Transport transport : {Transport::kTcp, Transport::kInproc, Transport::kMixed}) {
       CAPTURE(transport_name(transport));

@@ -360,7 +360,8 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
                  {"rank 1, which does not answer"}));
 }
 
-TEST_CASE("ranks without a connection are not asked, but have time to be reported by others") {
+TEST_CASE(
+    "a rank without a connection to this one is not pinged, and others have time to report it") {
   EngineOptions options;
   options.data_timeout = 10;
   const auto ranks = make_parts(3, options, {{0, 2}});

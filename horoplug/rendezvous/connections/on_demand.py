@@ -2,7 +2,7 @@
 
 The core asks by writing the number of a rank to a socket. A thread connects to the rank, or accepts the connection that
 the rank makes, with the authentication and encryption of the first connections, and hands the descriptors to the core.
-It sleeps while nothing happens."""
+The thread sleeps while nothing happens."""
 
 from __future__ import annotations
 
