@@ -1,33 +1,37 @@
 """What a process still has when it is in no job."""
 
+import contextlib
 import gc
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 from tests.harness.support import resources
 
-# TensorFlow and JAX start threads of their pools late, at most so many; a leak has more after some jobs.
-_LATE_THREADS = 8
-_STARTS_LATE = {"tensorflow", "jax"}
-
-
-def allowed(before: Sequence[int] | None, used: Collection[str]) -> tuple[int, ...] | None:
-    """What a process may have that had ``before`` and has used these frameworks; None: anything."""
-    if before is None or _STARTS_LATE.isdisjoint(used):
-        return before and tuple(before)
-    descriptors, threads, segments = before
-    return descriptors, threads + _LATE_THREADS, segments
+# The thread pools of TensorFlow and XLA have names that begin with this. They start threads late: tf_Compute, for
+# example, a third one in the second job of a process.
+_POOLS_OF_FRAMEWORKS = "tf_"
 
 
 def excess(before: Sequence[int] | None) -> tuple[tuple[int, ...], bool]:
-    """This process's descriptors, threads and segments, and whether there are more than before.
+    """This process's descriptors, threads and segments, and whether there are more than before. The threads are those
+    outside of the frameworks' pools.
 
     What has just ended may be counted for a moment."""
     deadline = time.monotonic() + 10
     gc.collect()
     while True:
-        found = resources()[:3]
+        descriptors, _, segments, _ = resources()
+        found = descriptors, _threads(), segments
         more = any(a > b for a, b in zip(found, before or found, strict=True))
         if not more or time.monotonic() > deadline:
             return found, more
         time.sleep(0.01)
+
+
+def _threads() -> int:
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            count += not (task / "comm").read_text().startswith(_POOLS_OF_FRAMEWORKS)
+    return count

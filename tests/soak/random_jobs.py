@@ -19,7 +19,7 @@ from tests.harness.mpi_jobs import find, no_files_of_mpi
 from tests.harness.support import Pool, Ranks, process_memory, seed, wait_until_stopped
 from tests.soak import mpi
 from tests.soak.frameworks import JOBS, prepare
-from tests.soak.leaks import allowed, excess
+from tests.soak.leaks import excess
 from tests.soak.program import FATAL, FAULTS, Episode, draw_episode, run_episode
 
 __all__ = ["no_files_of_mpi"]  # a fixture
@@ -167,8 +167,7 @@ class Soak:
                 continue
             pid = worker.process.pid
             key = pid, self.used[pid]
-            limit = allowed(self.usage.get(key), self.used[pid])
-            ((usage, more),) = Ranks([worker]).run(excess, limit)
+            ((usage, more),) = Ranks([worker]).run(excess, self.usage.get(key))
             first = self.usage.setdefault(key, usage)
             self.memory[pid].append(process_memory(pid))
             assert not more, (
