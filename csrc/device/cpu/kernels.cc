@@ -28,7 +28,7 @@ bool has_f16c() {
 
 // Sanitizers do not see what string instructions read and write.
 bool has_fast_strings() {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
   return false;
 #else
   constexpr unsigned kErms = 1U << 9;

@@ -18,7 +18,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
 // Sizes around those at which algorithms change: 16 KiB in shared memory, a slot of 1 MiB, chunks
 // of 256 KiB on a stream.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
 constexpr int kRanks[] = {1, 2, 4};
 constexpr std::size_t kLarge = 150'001;
 #else

@@ -19,7 +19,7 @@ using Bytes = std::vector<std::byte>;
 
 // The whole grid takes minutes under a sanitizer. The defects that sanitizers find do not depend on
 // the dtype.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
 constexpr int kRanks[] = {1, 2, 3, 5};
 constexpr std::size_t kLargeCounts[] = {70'001, 270'003};

@@ -18,7 +18,7 @@ constexpr DType kWires[] = {DType::kFloat16, DType::kBFloat16};
 constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
                                     ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kAdasum};
 // Sizes around those at which algorithms change; the largest needs several slots.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
 constexpr std::size_t kCounts[] = {17, 2049, 150'001};
 #else
 constexpr std::size_t kCounts[] = {0, 1, 17, 1500, 2049, 70'001, 300'003};

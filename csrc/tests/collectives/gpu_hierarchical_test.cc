@@ -251,7 +251,7 @@ TEST_CASE("one host can use NCCL while the other one uses CUDA IPC") {
 }
 
 // Transport::kMixed maps memory twice in one process, which ThreadSanitizer does not know.
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(HOROPLUG_TSAN)
 TEST_CASE("process sets run independently and release their GPU memory when they are removed") {
   GpuJobOptions options = on_two_hosts(6);
   options.transport = Transport::kMixed;
@@ -325,7 +325,7 @@ TEST_CASE("an NCCL error while operations are under way fails them on all ranks 
 }
 
 // After the failure, memory is read without an order that ThreadSanitizer could see.
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(HOROPLUG_TSAN)
 TEST_CASE("a rank whose GPU stops signalling fails the job after the data timeout") {
   drop_flag_writes = false;
   EngineOptions engine = forced();

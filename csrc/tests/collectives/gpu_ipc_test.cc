@@ -44,7 +44,7 @@ CUresult allocate_little(CUdeviceptr* address, std::size_t bytes) {
   return bytes > 2 << 20 ? kOutOfMemory : allocate(address, bytes);
 }
 CUresult set_nothing(CUdeviceptr, unsigned char, std::size_t, CUstream) { return 0; }
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(HOROPLUG_TSAN)
 // While `blocked`, cuStreamWriteValue32 does not return: the rank is stopped just before its stream
 // would signal the other ranks.
 std::atomic<bool> blocked{false};
@@ -160,7 +160,7 @@ TEST_CASE("removing a set frees its GPU memory after all ranks have finished rea
 }
 
 // After the failure, memory is read without an order that ThreadSanitizer could see.
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(HOROPLUG_TSAN)
 TEST_CASE("a stopped rank does not block its peer in the load of a kernel") {
   EngineOptions engine = with_ipc();
   engine.data_timeout = 1;

@@ -223,7 +223,7 @@ TEST_CASE("ranks use only the MPI capabilities that all of them have, and log wh
 }
 
 // LeakSanitizer would report the memory that is abandoned to MPI.
-#if !defined(__SANITIZE_ADDRESS__)
+#if !defined(HOROPLUG_ASAN)
 TEST_CASE("an MPI error fails the job with a message that names MPI") {
   Job job({OnGpu::kAll, OnGpu::kAll});
   job.job->run([&](int rank) {
@@ -322,7 +322,7 @@ TEST_CASE("MPI is not called before the GPU has written its input") {
 }
 
 TEST_CASE("GPU memory that MPI may still use is neither reused nor freed") {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_ASAN)
   const __lsan::ScopedDisabler abandoned_to_mpi;
 #endif
   Pair pair;

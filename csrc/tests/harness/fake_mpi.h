@@ -1,7 +1,7 @@
 // Minimal implementations of Mpi within one process, for tests of the layers above transport/mpi.
 #pragma once
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_ASAN)
 #include <sanitizer/lsan_interface.h>
 #endif
 
@@ -19,7 +19,7 @@ namespace horoplug::testing {
 
 // LeakSanitizer does not report this memory. It is abandoned, because MPI may still use it.
 inline void ignore_leak([[maybe_unused]] const void* memory) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_ASAN)
   __lsan_ignore_object(memory);
 #endif
 }

@@ -3,7 +3,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
 
 int main(int argc, char** argv) { return doctest::Context(argc, argv).run(); }
 

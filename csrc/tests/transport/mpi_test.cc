@@ -188,7 +188,8 @@ void exchange() {
       for (Bytes& message : in) posted.emplace_back(link, kChannel, message.data(), message.size());
       CHECK(link.busy());
       while (!posted.back().ready() || !link.sent(kChannel, ticket) || link.busy()) {
-        if (!(link.pump_write() | link.pump_read())) std::this_thread::yield();
+        const bool wrote = link.pump_write();
+        if (!link.pump_read() && !wrote) std::this_thread::yield();
       }
       CHECK_FALSE(link.failure().has_value());
       for (std::size_t i = 0; i < sizes.size(); ++i) {
