@@ -45,7 +45,7 @@ build/.system-demo: scripts/system-packages
 
 build/.system-test: scripts/system-packages build/.system-demo
 	@scripts/system-packages $(PYTHON) binutils ccache clang-16 doctest-dev git iproute2 iptables libclang-rt-16-dev \
-	  libpmix-dev mold openssh-client openssh-server slurm-client slurmctld slurmd
+	  libpmix-dev llvm-16 mold openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
 .venv/.created: | build/.system-demo

@@ -25,10 +25,12 @@ FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "15"))
 
 # Seconds a binary may take. The sanitizers slow code down five to fifteen times.
 LIMITS = {"release": 120, "tsan": 600, "asan": 600}
+# Where Debian's llvm-16 has it; the sanitizers of clang-16 do not look there.
+SYMBOLIZER = "external_symbolizer_path=/usr/bin/llvm-symbolizer-16"
 OPTIONS = {
-    "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
-    "ASAN_OPTIONS": "detect_leaks=1 detect_stack_use_after_return=1 strict_string_checks=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": f"halt_on_error=1 second_deadlock_stack=1 {SYMBOLIZER}",
+    "ASAN_OPTIONS": f"detect_leaks=1 detect_stack_use_after_return=1 strict_string_checks=1 {SYMBOLIZER}",
+    "UBSAN_OPTIONS": f"print_stacktrace=1 {SYMBOLIZER}",
 }
 
 
