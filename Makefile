@@ -218,15 +218,15 @@ lint-types: .venv/.dev
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
 tidy: .venv/.dev compile-commands
 	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
-	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/release
+	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/tidy
 
 # Checks the files that differ from TIDY_BASE; the default is in find_base of the script.
 tidy-changed: .venv/.dev compile-commands
 	@$(BIN)/python scripts/tidy_changed.py
 
-# clang-tidy needs no object files.
+# A command for each file by itself; clang-tidy needs no object files.
 compile-commands: build/.system-test .venv/.test
-	@$(CONFIGURE) -B build/release $(OPTIONS_release) >/dev/null
+	@$(CONFIGURE) -B build/tidy $(OPTIONS_release) -DHOROPLUG_UNITY=OFF >/dev/null
 
 format: .venv/.dev
 	$(BIN)/clang-format -i $(CPP_FILES)

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = Path("build/release")
+BUILD = Path("build/tidy")
 # Where an #include "..." is looked for, besides the folder of the file that has it.
 INCLUDE_FOLDERS = ("csrc", "csrc/include", "csrc/tests")
 INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)

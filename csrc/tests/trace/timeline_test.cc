@@ -140,8 +140,8 @@ TEST_CASE("the trace file is valid JSON while it grows") {
     std::mt19937_64 random(test_seed());
     const TraceRow row = timeline.add_row("a \"row\"\n\xFF");
     for (int burst = 0; burst < kReads; ++burst) {
-      for (std::uint64_t n = random() % 200; n > 0; --n) timeline.add(tick(row, ++events));
-      while (reads < burst) std::this_thread::yield();
+      for (std::uint64_t n = random() % 60; n > 0; --n) timeline.add(tick(row, ++events));
+      for (int seen = reads; seen < burst; seen = reads) reads.wait(seen);
     }
   });
   for (int torn = 0; reads < kReads;) {
@@ -149,6 +149,7 @@ TEST_CASE("the trace file is valid JSON while it grows") {
     try {
       JsonParser::parse(content(path));
       ++reads;
+      reads.notify_one();
       torn = 0;
     } catch (const std::runtime_error& error) {
       REQUIRE_MESSAGE(++torn < 5, error.what());
