@@ -224,7 +224,7 @@ tidy: .venv/.dev compile-commands
 tidy-changed: .venv/.dev compile-commands
 	@$(BIN)/python scripts/tidy_changed.py
 
-# A command for each file by itself; clang-tidy needs no object files.
+# Writes one compile command for each source file, as clang-tidy needs them. Compiles nothing.
 compile-commands: build/.system-test .venv/.test
 	@$(CONFIGURE) -B build/tidy $(OPTIONS_release) -DHOROPLUG_UNITY=OFF >/dev/null
 

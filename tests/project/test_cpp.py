@@ -25,7 +25,7 @@ FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "15"))
 
 # Seconds a binary may take. The sanitizers slow code down five to fifteen times.
 LIMITS = {"release": 120, "tsan": 600, "asan": 600}
-# Where Debian's llvm-16 has it; the sanitizers of clang-16 do not look there.
+# The symbolizer of Debian's llvm-16, which the sanitizers of clang-16 do not find by themselves.
 SYMBOLIZER = "external_symbolizer_path=/usr/bin/llvm-symbolizer-16"
 OPTIONS = {
     "TSAN_OPTIONS": f"halt_on_error=1 second_deadlock_stack=1 {SYMBOLIZER}",

@@ -366,8 +366,8 @@ TEST_CASE("a stopped rank fails its process set in time while another set makes 
       Order sum;
       sum.name = "x";
       sum.shape = {1};
-      sum.input = sum.output =
-          &values[set == with_1 ? rank : 2 + rank / 2];  // of each rank and set
+      // Each rank has a value of its own in each set.
+      sum.input = sum.output = &values[set == with_1 ? rank : 2 + rank / 2];
       sum.set = set;
       return sum;
     };

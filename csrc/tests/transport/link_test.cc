@@ -38,7 +38,7 @@ class Dripping final : public Stream {
   std::mt19937_64 random_;
 };
 
-// One step of both ends in both directions. True if any of them moved bytes.
+// Each link writes once and reads once. True if any bytes moved.
 bool pump_once(Link& one, Link& two) {
   const bool wrote = one.pump_write(), read = two.pump_read();
   const bool wrote_back = two.pump_write(), read_back = one.pump_read();
