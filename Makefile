@@ -52,8 +52,9 @@ build/.system-test: scripts/system-packages build/.system-demo
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-# One pip at a time in one environment, also under make -j.
+# One pip at a time in one environment, also under make -j. What everything else needs comes first.
 PIP := flock .venv/.lock $(BIN)/pip
+.venv/.dev .venv/.tensorflow .venv/.jax .venv/.cuda .venv/.notebook: | .venv/.test
 .venv/.%: requirements/%.txt requirements/test.txt requirements/build.txt .venv/.created
 	$(PIP) install -q -r $<
 	@touch $@

@@ -37,7 +37,8 @@ FILES = [
 def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> list[str]:
     """The last line of pytest's output on every rank, without the time."""
     command = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", str(size)]
-    command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    command += [sys.executable, "-m", "pytest", "-q", "--tb=short"]
+    command += ["-p", "no:cacheprovider", "-p", "no:logging"]
     command += [str(folder / name) for name in files]
     with subprocess.Popen(
         command,

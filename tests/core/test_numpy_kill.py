@@ -6,13 +6,13 @@ import os
 import random
 import select
 import signal
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import horoplug as hvd
+from tests.harness import support
 from tests.harness.checks.errors import errors_of_survivors, internal
 from tests.harness.support import NO_LIMITS, seed
 
@@ -188,7 +188,7 @@ def linger(victim, over):
         fifo = os.open(over, os.O_RDONLY | os.O_NONBLOCK)
         child = os.fork()
         if child == 0:
-            os.close(int(sys.argv[1]))  # the connection to the test, which detects the death
+            os.close(support.connection_to_tests)  # with which the tests detect the death
             select.select([fifo], [], [], 60)
             os._exit(0)
         die()

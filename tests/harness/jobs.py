@@ -5,13 +5,20 @@ import pytest
 
 from tests.harness.support import Pool
 
-_POOL = Pool()
+# By folder of tests. The processes for all other folders import what a test uses.
+_POOLS = {
+    "": Pool(),
+    "torch": Pool(modules=["torch"]),
+    "tensorflow": Pool(modules=["tensorflow"]),
+    # Optimising what XLA compiles takes more time than it saves.
+    "jax": Pool(variables={"XLA_FLAGS": "--xla_backend_optimization_level=0"}),
+}
 
 
-@pytest.fixture(scope="session")
-def pool() -> Pool:
+@pytest.fixture(scope="module")
+def pool(request: pytest.FixtureRequest) -> Pool:
     """A pool of processes for jobs; see support.py."""
-    return _POOL
+    return _POOLS.get(request.path.parent.name, _POOLS[""])
 
 
 @pytest.hookimpl(trylast=True)
@@ -19,4 +26,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """End the processes after the last module that uses them, since later tests may look for leftover processes."""
     following = getattr(nextitem, "module", None)
     if __name__ not in getattr(following, "pytest_plugins", []):
-        _POOL.close()
+        for pool in _POOLS.values():
+            pool.end_workers()
+    if nextitem is None or nextitem.path.name == "test_leftovers.py":
+        for pool in _POOLS.values():
+            pool.close()

@@ -9,6 +9,8 @@ from tests.harness.support import Pool, Ranks
 
 # Keras imports TensorFlow with every backend, and TensorFlow logs a lot.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+# Compiling takes most of the time of tests with JAX.
+QUICK_XLA = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "horoplug.jax"}
 
 
@@ -16,7 +18,9 @@ _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "horoplug.ja
 def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """Processes that use one backend."""
     pytest.importorskip(_FRAMEWORKS[request.param])
-    pool = Pool(variables={**QUIET, "KERAS_BACKEND": request.param})
+    variables = {**QUIET, "KERAS_BACKEND": request.param}
+    variables |= QUICK_XLA if request.param == "jax" else {}
+    pool = Pool(variables=variables, modules=["keras"])
     yield pool
     pool.close()
 

@@ -9,7 +9,6 @@ print their stacks and are killed. All tests share the processes, because import
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import faulthandler
 import os
@@ -34,14 +33,8 @@ import pytest
 
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
+from tests.harness.template import Template
 
-# The repository's root replaces the working directory, because the folder tests contains a package named torch.
-_WORKER = f"""
-import sys
-sys.path[0] = {str(ROOT)!r}
-from tests.harness.support import _serve
-_serve()
-"""
 TIMEOUT = 100.0  # seconds for a function on all ranks, unless the test says otherwise
 
 # horoplug's own time limits, all longer than a test may take: with these, an error within TIMEOUT was caused by the
@@ -142,15 +135,10 @@ class Outcome:
 class _Worker:
     """One process of a pool."""
 
-    def __init__(self, python: str, variables: dict[str, str]) -> None:
+    def __init__(self, template: Template, variables: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(
-                [python, "-c", _WORKER, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment() | variables,
-            )
+            self.process = template.fork(theirs.fileno(), variables)
         self.connection = Connection(ours.detach())
 
     def send(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -171,7 +159,7 @@ class _Worker:
         try:
             self.process.wait(60)  # shutting down three frameworks can take long on a busy machine
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGUSR1)  # it prints its stacks, see _serve
+            self.process.send_signal(signal.SIGUSR1)  # it prints its stacks, see serve_requests
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
             self.process.kill()
@@ -234,8 +222,7 @@ class Ranks:
     def _give_up(self, late: list[int], timeout: float) -> None:
         for rank in late:  # the processes print their stacks on stderr
             print(f"--- stacks of rank {rank} follow", file=sys.stderr, flush=True)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.workers[rank].process.pid, signal.SIGUSR1)
+            self.workers[rank].process.send_signal(signal.SIGUSR1)
             with contextlib.suppress(subprocess.TimeoutExpired):  # the process is stopped
                 self.workers[rank].process.wait(
                     10
@@ -247,14 +234,19 @@ class Ranks:
 
 class Pool:
     """Processes that run successive jobs. ``python``: their interpreter, of this one's version; ``variables``:
-    additional environment variables."""
+    additional environment variables; ``modules``: what all processes have imported when they start."""
 
     def __init__(
-        self, python: str | Path = sys.executable, variables: dict[str, str] | None = None
+        self,
+        python: str | Path = sys.executable,
+        variables: dict[str, str] | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         self.python = str(python)
         self.variables = variables or {}
+        self.modules = modules
         self.workers: list[_Worker] = []
+        self._template: Template | None = None
 
     @contextlib.contextmanager
     def ranks(
@@ -265,8 +257,11 @@ class Pool:
         self.workers = [
             w for w in self.workers if w.process.poll() is None and not w.connection.closed
         ]
+        variables = environment() | self.variables
+        if not self._template:
+            self._template = Template(self.python, variables, self.modules)
         while len(self.workers) < size:
-            self.workers.append(_Worker(self.python, self.variables))
+            self.workers.append(_Worker(self._template, variables))
         key = secrets.token_bytes(32)
         with StoreServer(key, "127.0.0.1", 0) as server:
             ranks = Ranks(self.workers[:size])
@@ -293,13 +288,23 @@ class Pool:
                 if alive:
                     Ranks(alive).outcomes(_finish)
 
-    def close(self) -> None:
+    def end_workers(self) -> None:
+        """End the processes. The next job starts new ones, without importing ``modules`` again."""
         workers = [w for w in self.workers if not w.connection.closed]
         for worker in workers:
             worker.connection.close()  # which ends it
         self.workers = []
         for worker in workers:
             worker.end()
+
+    def close(self) -> None:
+        """End the processes and the one that they were forked from."""
+        try:
+            self.end_workers()
+        finally:
+            if self._template:
+                self._template.close()
+                self._template = None
 
 
 def ranks_fixture(*places: str, env: dict[str, str] | None = None) -> Any:
@@ -403,16 +408,18 @@ def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
     return outcome
 
 
-def _serve() -> None:
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: die with the tests
-    if os.getppid() != parent:
-        sys.exit(1)
+# The descriptor at which the tests notice that this process has died. A process that this one forks has it, too.
+connection_to_tests = -1
+
+
+def serve_requests(fd: int) -> None:
+    """Run functions that arrive on a connection, until it is closed."""
     faulthandler.enable()
     # With chain=True the signal's default action, which ends the process, follows the stacks.
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
+    global connection_to_tests
+    connection_to_tests = fd
     connection = Connection(fd)
-    os.set_inheritable(fd, False)
     while True:
         try:
             request = connection.recv_bytes()

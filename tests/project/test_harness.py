@@ -20,7 +20,7 @@ def test_stacks_of_a_hanging_rank_are_printed(tmp_path, capfd):
             until((tmp_path / "here").exists)
             with pytest.raises(pytest.fail.Exception, match=r"\[0\] were not done after 0\.1 s"):
                 ranks.collect(timeout=0.1)
-            assert ranks.workers[0].process.returncode == -signal.SIGUSR1
+            assert ranks.workers[0].process.poll() is not None
     finally:
         pool.close()
     assert "stand_still" in capfd.readouterr().err

@@ -25,9 +25,8 @@ def pool(request):
     if not importlib.util.find_spec(request.param):
         pytest.skip(f"{request.param} is not installed")
     is_legacy = str(int(request.param == "tf_keras"))
-    made = Pool(
-        variables={**QUIET, "KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": is_legacy}
-    )
+    variables = {**QUIET, "KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": is_legacy}
+    made = Pool(variables=variables, modules=["tensorflow", request.param])
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ version whose asynchronous kernels cannot be derived either, or like one whose c
 
 import contextlib
 import importlib
+import sys
 
 import pytest
 
@@ -25,7 +26,7 @@ PYTHON = ROOT / ".venv-oldest" / "bin" / "python"
 
 @contextlib.contextmanager
 def two_ranks(python=None, kernels=None):
-    pool = Pool(python) if python else Pool()
+    pool = Pool(python or sys.executable, modules=["tensorflow"])
     try:
         with pool.ranks(2, env={"HOROPLUG_TENSORFLOW_KERNELS": kernels} if kernels else {}) as job:
             yield job

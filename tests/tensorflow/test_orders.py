@@ -25,7 +25,8 @@ def ranks(request):
     if request.param == "oldest" and not OLDEST.exists():
         pytest.skip(f"{OLDEST} does not exist")
     kernels = {"HOROPLUG_TENSORFLOW_KERNELS": "derived"} if request.param == "derived" else {}
-    pool = Pool(OLDEST if request.param == "oldest" else sys.executable, ONE_THREAD)
+    python = OLDEST if request.param == "oldest" else sys.executable
+    pool = Pool(python, ONE_THREAD, modules=["tensorflow"])
     try:
         with pool.ranks(2, env=LIMITS | kernels) as job:
             yield job

@@ -38,7 +38,7 @@ constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
 constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 constexpr int kForcedRanks[] = {2, 3, 6, 7};
 constexpr std::size_t kForcedCounts[] = {1, 999, 300'007, 1'700'003};
-constexpr std::size_t kGatheredUnits[] = {1, 40'001};
+constexpr std::size_t kGatheredUnits[] = {1, 16'001};
 constexpr std::size_t kScatteredRows[] = {1, 2, 5, 13, 100'003};
 constexpr int kLaneRanks[] = {2, 4, 5};
 constexpr std::size_t kSeveralBlocks = 2'300'003;
@@ -233,16 +233,17 @@ void check_float8(Engine& engine, int rank, DType dtype, std::size_t count) {
   }
 }
 
-void run_grid(Cluster& cluster) {
+void run_grid(Cluster& cluster, Transport transport) {
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
     for (const DType dtype : kDTypes) {
       for (const ReduceOp op : kOps) {
         if (!has_reduction(op, dtype)) continue;
-        // More ranks than processors make this slow. With more than four ranks, each number of
-        // ranks tests another third of the combinations.
-        const int part = static_cast<int>(op) + static_cast<int>(dtype) + engine.size();
-        if (engine.size() > 4 && part % 3 != 0) continue;
+        // More ranks than processors make this slow. With more than two ranks, each transport and
+        // each number of ranks tests another third of the combinations.
+        const int part = static_cast<int>(op) + static_cast<int>(dtype) +
+                         static_cast<int>(transport) + engine.size();
+        if (engine.size() > 2 && part % 3 != 0) continue;
         for (const std::size_t count : kSmallCounts) {
           check_allreduce(engine, rank, dtype, op, count, count % 2 == 0);
         }
@@ -297,7 +298,7 @@ TEST_CASE("all operations, dtypes and reductions give correct results on 1 to 8 
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
       Cluster cluster(transport, ranks);
-      CHECK_NOTHROW(run_grid(cluster));
+      CHECK_NOTHROW(run_grid(cluster, transport));
     }
   }
 }
@@ -341,6 +342,8 @@ TEST_CASE("every algorithm that can be forced gives correct results") {
   run_forced({"ring", "doubling", "pairwise", "hierarchical", "direct", "lines", "tree", "chain"},
              {Transport::kShm, Transport::kTcp, Transport::kMixed}, [](Engine& engine, int rank) {
                for (const std::size_t count : kForcedCounts) {
+                 // The largest takes several blocks. Three and six ranks suffice for these.
+                 if (count > 1'000'000 && engine.size() % 3 != 0) continue;
                  check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
                  check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
                  check_broadcast(engine, rank, DType::kInt32, 1, count);

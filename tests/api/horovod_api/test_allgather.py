@@ -7,6 +7,8 @@ import torch
 from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 from tests.api.horovod_api.operations import submit_without_last_rank
 
+pytestmark = pytest.mark.shared_job
+
 ROWS = [17, 32, 81, 12, 15, 23, 22]
 FEW_ROWS = [3, 2, 7, 4, 6, 8, 10]
 

@@ -20,6 +20,8 @@ from tests.api.horovod_api.matrix import (
 )
 from tests.api.horovod_api.operations import submit_without_last_rank
 
+pytestmark = pytest.mark.shared_job
+
 FACTORS = [0.1915194503788923, 0.6221087710398319, 2.5, -0.75]
 
 

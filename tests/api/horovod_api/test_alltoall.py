@@ -6,6 +6,8 @@ import torch
 
 from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 
+pytestmark = pytest.mark.shared_job
+
 
 def outgoing(dtype, ndim):
     """``rank + 1`` rows for each rank, filled with the receiver's rank."""

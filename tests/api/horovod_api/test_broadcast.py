@@ -8,6 +8,8 @@ import torch
 
 from tests.api.horovod_api.matrix import FLOAT_CASES, MOVED_CASES, equal
 
+pytestmark = pytest.mark.shared_job
+
 
 def filled(dtype, ndim, value):
     return torch.full([17] * ndim, value, dtype=dtype)

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from tests.api.horovod_api.matrix import equal
 from tests.api.horovod_api.optimizers import OPTIMIZERS, OPTIONS, build
 
+pytestmark = pytest.mark.shared_job
+
 
 def linear(value=0.5, bias=True):
     model = torch.nn.Linear(1, 1, bias=bias)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from tests.api.horovod_api.matrix import equal
 from tests.api.horovod_api.optimizers import OPTIMIZERS, OPTIONS, accepted, build, network
 
+pytestmark = pytest.mark.shared_job
+
 OF_ROOT = {
     "lr": 0.1,
     "momentum": 0.8,

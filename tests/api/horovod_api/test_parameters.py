@@ -8,6 +8,8 @@ import torch
 
 from tests.api.horovod_api.matrix import equal
 
+pytestmark = pytest.mark.shared_job
+
 
 def network():
     """A network with different parameters on every rank and buffers of several dtypes."""

@@ -9,6 +9,8 @@ import torch
 from tests.api.horovod_api.matrix import NDIMS, REDUCED, REDUCED_CASES, equal, scaled, times, whole
 from tests.api.horovod_api.operations import submit_without_last_rank
 
+pytestmark = pytest.mark.shared_job
+
 FACTORS = [0.9296160928171479, 0.3163755545817859, 2.5]
 GRADIENT_CASES = list(itertools.product([torch.float16, torch.float32, torch.float64], NDIMS))
 
