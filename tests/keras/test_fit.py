@@ -58,7 +58,11 @@ def check_fit(key):
     cases = [
         (lambda: adam(clipnorm=0.05, use_ema=True, ema_overwrite_frequency=2), {}, {"groups": 2}),
         (lambda: sgd(schedule, global_clipnorm=0.1, gradient_accumulation_steps=3), {}, {}),
-        (lambda: sgd(gradient_accumulation_steps=3, momentum=0.9, nesterov=True), usually_eager, {}),
+        (
+            lambda: sgd(gradient_accumulation_steps=3, momentum=0.9, nesterov=True),
+            usually_eager,
+            {},
+        ),
         (lambda: sgd(clipvalue=0.01), eager, {"gradient_predivide_factor": 2.0}),
         (lambda: keras.optimizers.LossScaleOptimizer(adam()), FAST, {}),
     ]
