@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "controller/membership/membership_messages.h"
 #include "harness/any_message.h"
 
 using namespace horoplug;
@@ -35,8 +36,13 @@ void count_release(const volatile void* memory) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::size_t before = used;
   most_used = used;
+  const std::span bytes(reinterpret_cast<const std::byte*>(data), size);
   try {
-    horoplug::testing::decode_any({reinterpret_cast<const std::byte*>(data), size});
+    horoplug::testing::decode_any(bytes);
+  } catch (const WireError&) {
+  }
+  try {
+    encode(decode_membership_message(bytes));
   } catch (const WireError&) {
   }
   if (most_used - before > kConstant + kFactor * size) {
