@@ -11,7 +11,6 @@
 // the next one and copy it to the host. A window's outputs are written in the last step only, from
 // working memory.
 #include <array>
-#include <bit>
 #include <optional>
 #include <vector>
 
@@ -27,8 +26,6 @@ namespace {
 using Purpose = cuda::Workspace::Purpose;
 
 constexpr std::size_t kSlice = 4 * kStagedChunk;
-
-std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(address); }
 
 // The working memory of this rank's slice of a window. There are two, used alternately.
 struct SliceMemory {
@@ -97,7 +94,7 @@ Task reduce_in_host(HierarchicalContext& t, Window& window, const SliceMemory& a
   part.kind = OpKind::kReducescatter;
   part.layout = &window.layout;
   part.finish = {};
-  part.output = pointer(at.on_device);
+  part.output = device_pointer(at.on_device);
   t.sizes.assign(t.ranks, window.slice);
   co_await t.run_in_host(part);
   for (std::size_t i = 0; i < window.chunks(); ++i) {
@@ -126,8 +123,8 @@ Task share_in_host(HierarchicalContext& t, const Window& window, const SliceMemo
   Call part = t.call;
   part.kind = OpKind::kAllgather;
   part.layout = nullptr;
-  part.input = pointer(at.on_device);
-  part.output = pointer(t.whole);
+  part.input = device_pointer(at.on_device);
+  part.output = device_pointer(t.whole);
   t.sizes.assign(t.ranks, window.slice);
   co_await t.run_in_host(part);
   std::vector<cuda::Transfer> outputs;

@@ -6,7 +6,6 @@
 // on the host, MPI gets working memory only, and all ranks have joined the batch before MPI is
 // called (mpi/common.h).
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 #include "collectives/gpu/gpu_group.h"
@@ -19,8 +18,6 @@ namespace {
 
 using Purpose = cuda::Workspace::Purpose;
 using Lease = cuda::Workspace::Lease;
-
-std::byte* pointer(std::uint64_t address) { return std::bit_cast<std::byte*>(address); }
 
 std::size_t sum(std::span<const std::size_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
@@ -40,7 +37,8 @@ Task allreduce(Comm& comm, const Call& call) {
   for (std::size_t at = 0; at < buffer.bytes(); at += most) {
     const std::size_t elements = std::min(most, buffer.bytes() - at) / element;
     MpiEnd end(comm, [&](Mpi& mpi) {
-      return mpi.allreduce(pointer(buffer.to() + at), elements, call.dtype, mpi_reduction(call));
+      return mpi.allreduce(device_pointer(buffer.to() + at), elements, call.dtype,
+                           mpi_reduction(call));
     });
     co_await end;
   }
@@ -57,8 +55,9 @@ Task broadcast(Comm& comm, const Call& call) {
   co_await done_so_far(workspace);
   for (std::size_t at = 0; at < buffer.bytes(); at += Mpi::kMostElements) {
     const std::size_t bytes = std::min(Mpi::kMostElements, buffer.bytes() - at);
-    MpiEnd end(
-        comm, [&](Mpi& mpi) { return mpi.broadcast(pointer(buffer.to() + at), bytes, call.root); });
+    MpiEnd end(comm, [&](Mpi& mpi) {
+      return mpi.broadcast(device_pointer(buffer.to() + at), bytes, call.root);
+    });
     co_await end;
   }
   work.give_back();
@@ -81,8 +80,8 @@ Task reducescatter(Comm& comm, const Call& call) {
   buffer.pack();
   co_await done_so_far(workspace);
   MpiEnd end(comm, [&](Mpi& mpi) {
-    return mpi.reducescatter(pointer(buffer.to()), pointer(result.address()), parts.table().sizes,
-                             call.dtype, mpi_reduction(call));
+    return mpi.reducescatter(device_pointer(buffer.to()), device_pointer(result.address()),
+                             parts.table().sizes, call.dtype, mpi_reduction(call));
   });
   co_await end;
   input.give_back();
@@ -101,7 +100,8 @@ Task allgather(Comm& comm, const Call& call) {
   const MpiParts parts(table.data(), call.receive_bytes);
   workspace.copy(work.address() + own.begin, gpu_address(call.input), own.bytes);
   co_await done_so_far(workspace);
-  MpiEnd end(comm, [&](Mpi& mpi) { return mpi.allgather(pointer(work.address()), parts.table()); });
+  MpiEnd end(
+      comm, [&](Mpi& mpi) { return mpi.allgather(device_pointer(work.address()), parts.table()); });
   co_await end;
   work.give_back();
   table.give_back();
@@ -120,8 +120,8 @@ Task alltoall(Comm& comm, const Call& call) {
   workspace.copy(input.address(), gpu_address(call.input), outgoing);
   co_await done_so_far(workspace);
   MpiEnd end(comm, [&](Mpi& mpi) {
-    return mpi.alltoall(pointer(input.address()), sent.table(), pointer(output.address()),
-                        received.table());
+    return mpi.alltoall(device_pointer(input.address()), sent.table(),
+                        device_pointer(output.address()), received.table());
   });
   co_await end;
   input.give_back();

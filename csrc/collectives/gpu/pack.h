@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,6 +17,10 @@ namespace horoplug {
 inline constexpr std::size_t kGpuAlignment = 16;
 constexpr std::size_t aligned_on_gpu(std::size_t bytes) {
   return (bytes + kGpuAlignment - 1) / kGpuAlignment * kGpuAlignment;
+}
+
+inline std::byte* device_pointer(std::uint64_t address) {
+  return std::bit_cast<std::byte*>(address);
 }
 
 // The positions of tensors in a buffer on a GPU, which need not exist as a whole: each tensor

@@ -18,7 +18,7 @@ namespace horoplug {
 namespace {
 
 // Parts begin on cache lines, so that no cache line is written by two ranks.
-constexpr std::size_t kGrain = 64;
+constexpr std::size_t kAllreduceGrain = 64;
 // A reduced block is copied while it is in the L1 cache.
 constexpr std::size_t kBlock = 8192;
 
@@ -58,7 +58,7 @@ class Direct {
   // If all ranks' tensors lie in the shared buffer: reduces this rank's part of the buffer, and
   // writes the result to all ranks.
   void reduce_in_place() {
-    const Part mine = even_part(layout_.bytes(), memory_.size(), kGrain, me_);
+    const Part mine = even_part(layout_.bytes(), memory_.size(), kAllreduceGrain, me_);
     const auto operands = memory_.operands();
     layout_.for_each_run(mine.begin, mine.bytes, [&](const Layout::Run& run) {
       for (std::size_t at = 0; at < run.bytes; at += kBlock) {
@@ -89,7 +89,7 @@ class Direct {
  private:
   Part chunk_at(std::size_t index) const { return chunk_of({0, layout_.bytes()}, index, chunk_); }
   Part part_of(const Part& chunk, int rank) const {
-    return even_part(chunk.bytes, memory_.size(), kGrain, rank);
+    return even_part(chunk.bytes, memory_.size(), kAllreduceGrain, rank);
   }
 
   // `place`: the position of the block in the slots.

@@ -6,7 +6,7 @@
 namespace horoplug {
 namespace {
 
-constexpr std::size_t kGrain = 64;
+constexpr std::size_t kReduceGrain = 64;
 
 }  // namespace
 
@@ -24,7 +24,7 @@ Task reduce_direct(Comm& comm, Call& call) {
     memory.arrive(Stage::kPacked, cycle);
 
     co_await memory.reached(Stage::kPacked, cycle);
-    const Part slice = even_part(chunk.bytes, memory.size(), kGrain, me);
+    const Part slice = even_part(chunk.bytes, memory.size(), kReduceGrain, me);
     if (slice.bytes > 0) {
       const auto operands = memory.operands();
       for (int rank = 0; rank < memory.size(); ++rank) {
@@ -38,7 +38,7 @@ Task reduce_direct(Comm& comm, Call& call) {
     if (me == call.root) {
       co_await memory.reached(Stage::kReduced, cycle);
       for (int rank = 0; rank < memory.size(); ++rank) {
-        const Part part = even_part(chunk.bytes, memory.size(), kGrain, rank);
+        const Part part = even_part(chunk.bytes, memory.size(), kReduceGrain, rank);
         layout.unpack(chunk.begin + part.begin, part.bytes, memory.slot(rank, cycle) + part.begin);
       }
     }

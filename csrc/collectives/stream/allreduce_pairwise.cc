@@ -17,16 +17,17 @@ namespace horoplug {
 namespace {
 
 // Receives posted ahead of the current chunk, for each peer.
-constexpr std::size_t kWindow = 8;
+constexpr std::size_t kPairwiseWindow = 8;
 // The number of chunks of a part, unless they would be too small: one chunk is reduced and sent
 // back while others arrive.
-constexpr std::size_t kChunks = 2;
-constexpr std::size_t kLeastChunk = 64 * 1024;
+constexpr std::size_t kPairwiseChunks = 2;
+constexpr std::size_t kLeastPairwiseChunk = 64 * 1024;
 
 std::size_t chunk_bytes_for(std::size_t bytes, int ranks, std::size_t most) {
   constexpr std::size_t kLine = 64;
-  const std::size_t wanted = bytes / static_cast<std::size_t>(ranks) / kChunks / kLine * kLine;
-  return std::clamp(wanted, std::min(kLeastChunk, most), most);
+  const std::size_t wanted =
+      bytes / static_cast<std::size_t>(ranks) / kPairwiseChunks / kLine * kLine;
+  return std::clamp(wanted, std::min(kLeastPairwiseChunk, most), most);
 }
 
 }  // namespace
@@ -59,9 +60,10 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   const std::size_t chunks = chunk_count(own.bytes, chunk_bytes);
   const std::size_t room = std::min(own.bytes, chunk_bytes);
   std::byte* const arrivals =
-      comm.scratch(Scratch::kReceive, static_cast<std::size_t>(size) * kWindow * room);
+      comm.scratch(Scratch::kReceive, static_cast<std::size_t>(size) * kPairwiseWindow * room);
   const auto place = [&](int rank, std::size_t i) {
-    return arrivals + (static_cast<std::size_t>(rank) * kWindow + i % kWindow) * room;
+    return arrivals +
+           (static_cast<std::size_t>(rank) * kPairwiseWindow + i % kPairwiseWindow) * room;
   };
   std::vector<std::deque<Link::Receive>> posted(static_cast<std::size_t>(size));
   const auto post_contributions = [&](std::size_t i) {
@@ -83,8 +85,8 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   };
 
   std::vector<const void*> sources(static_cast<std::size_t>(size));
-  for (std::size_t i = 0; i < std::min(chunks, kWindow); ++i) post_contributions(i);
-  if (chunks <= kWindow) post_results();
+  for (std::size_t i = 0; i < std::min(chunks, kPairwiseWindow); ++i) post_contributions(i);
+  if (chunks <= kPairwiseWindow) post_results();
   for (std::size_t i = 0; i < chunks; ++i) {
     const Part chunk = chunk_of(own, i, chunk_bytes);
     for (const int peer : peers) {
@@ -97,8 +99,8 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
     sources[me] = result;
     call.reduce(result, sources.data(), size, chunk.bytes / element, call.finish);
     for (const int peer : peers) comm.send(peer, result, chunk.bytes);
-    if (i + kWindow < chunks) post_contributions(i + kWindow);
-    if (i + kWindow + 1 == chunks) post_results();
+    if (i + kPairwiseWindow < chunks) post_contributions(i + kPairwiseWindow);
+    if (i + kPairwiseWindow + 1 == chunks) post_results();
   }
   for (auto& window : posted) {
     for (; !window.empty(); window.pop_front()) co_await window.front();

@@ -13,7 +13,7 @@
 namespace horoplug {
 namespace {
 
-constexpr std::size_t kWindow = 8;
+constexpr std::size_t kBroadcastWindow = 8;
 
 Task broadcast_along(Comm& comm, Call& call, TreeNeighbours tree) {
   Layout& layout = *call.layout;
@@ -28,7 +28,7 @@ Task broadcast_along(Comm& comm, Call& call, TreeNeighbours tree) {
   for (std::size_t i = 0; i < chunks; ++i) {
     const Part chunk = chunk_of(whole, i, Comm::kChunkBytes);
     if (tree.parent >= 0) {
-      for (; next_post < chunks && next_post < i + kWindow; ++next_post) {
+      for (; next_post < chunks && next_post < i + kBroadcastWindow; ++next_post) {
         const Part next = chunk_of(whole, next_post, Comm::kChunkBytes);
         comm.post(posted, tree.parent, work + next.begin, next.bytes);
       }

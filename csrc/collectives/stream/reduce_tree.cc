@@ -16,7 +16,7 @@
 namespace horoplug {
 namespace {
 
-constexpr std::size_t kWindow = 4;
+constexpr std::size_t kReduceWindow = 4;
 
 Task reduce_along(Comm& comm, Call& call, TreeNeighbours tree) {
   Layout& layout = *call.layout;
@@ -27,9 +27,10 @@ Task reduce_along(Comm& comm, Call& call, TreeNeighbours tree) {
   if (work == nullptr) work = comm.scratch(Scratch::kWork, whole.bytes);
   const std::size_t children = tree.children.size();
   const std::size_t chunk_bytes = comm.chunk_bytes();
-  std::byte* const arrivals = comm.scratch(Scratch::kReceive, kWindow * children * chunk_bytes);
+  std::byte* const arrivals =
+      comm.scratch(Scratch::kReceive, kReduceWindow * children * chunk_bytes);
   const auto arrival = [&](std::size_t chunk, std::size_t child) {
-    return arrivals + (chunk % kWindow * children + child) * chunk_bytes;
+    return arrivals + (chunk % kReduceWindow * children + child) * chunk_bytes;
   };
 
   std::deque<Link::Receive> posted;
@@ -37,7 +38,7 @@ Task reduce_along(Comm& comm, Call& call, TreeNeighbours tree) {
   std::vector<const void*> sources(1 + children);
   const std::size_t chunks = chunk_count(whole.bytes, chunk_bytes);
   for (std::size_t i = 0; i < chunks; ++i) {
-    for (; next_post < chunks && next_post < i + kWindow; ++next_post) {
+    for (; next_post < chunks && next_post < i + kReduceWindow; ++next_post) {
       const Part next = chunk_of(whole, next_post, chunk_bytes);
       for (std::size_t child = 0; child < children; ++child) {
         comm.post(posted, tree.children[child], arrival(next_post, child), next.bytes);

@@ -6,18 +6,18 @@ namespace horoplug {
 namespace {
 
 // Receives posted ahead of the current chunk.
-constexpr std::size_t kWindow = 8;
+constexpr std::size_t kRingWindow = 8;
 
 // The number of chunks of a part, unless they would be too small. A chunk is forwarded only when
 // all of it has arrived, and the link should stay busy until then.
-constexpr std::size_t kChunks = 4;
-constexpr std::size_t kLeastChunk = 32 * 1024;
+constexpr std::size_t kRingChunks = 4;
+constexpr std::size_t kLeastRingChunk = 32 * 1024;
 
 std::size_t chunk_bytes_for(std::span<const Part> parts, std::size_t most) {
   constexpr std::size_t kLine = 64;
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
-  return std::clamp(largest / kChunks / kLine * kLine, std::min(kLeastChunk, most), most);
+  return std::clamp(largest / kRingChunks / kLine * kLine, std::min(kLeastRingChunk, most), most);
 }
 
 // An empty part is sent as one empty message. A part that has passed around the ring proves that
@@ -62,19 +62,19 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
 
   const std::vector<IncomingChunk> chunks = incoming(pass, chunk_bytes);
   std::byte* const arrivals =
-      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kWindow * chunk_bytes) : nullptr;
+      pass.reduce_steps > 0 ? comm.scratch(Scratch::kReceive, kRingWindow * chunk_bytes) : nullptr;
   // The destination of a received chunk: beside the buffer if it will be combined, otherwise
   // directly in the buffer. That memory is free by then: the arriving chunk has passed the whole
   // ring since this rank sent its own share.
   const auto target = [&](std::size_t i) {
-    return chunks[i].step < pass.reduce_steps ? arrivals + (i % kWindow) * chunk_bytes
+    return chunks[i].step < pass.reduce_steps ? arrivals + (i % kRingWindow) * chunk_bytes
                                               : pass.buffer + chunks[i].part.begin;
   };
 
   std::deque<Link::Receive> posted;
   std::size_t next_post = 0;
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    for (; next_post < chunks.size() && next_post < i + kWindow; ++next_post) {
+    for (; next_post < chunks.size() && next_post < i + kRingWindow; ++next_post) {
       comm.post(posted, previous, target(next_post), chunks[next_post].part.bytes);
     }
     co_await posted.front();

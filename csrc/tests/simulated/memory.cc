@@ -10,7 +10,6 @@
 namespace horoplug::testing::simulated {
 namespace {
 
-constexpr std::size_t kAlignment = 512;
 // New and freed memory is filled with unlikely values, so that tests notice reads of it. Only the
 // beginning of large allocations is filled.
 constexpr std::size_t kMaxPoisonedBytes = 1 << 20;

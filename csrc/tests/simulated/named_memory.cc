@@ -10,12 +10,6 @@
 #include <cstring>
 
 namespace horoplug::testing::simulated {
-namespace {
-
-constexpr std::size_t kAlignment = 512;  // the same as that of the simulated GPU's allocations
-
-}  // namespace
-
 NamedMemory::~NamedMemory() {
   for (const auto& [name, region] : regions_) unmap(region);
 }

@@ -9,6 +9,8 @@
 
 namespace horoplug::testing::simulated {
 
+inline constexpr std::size_t kAlignment = 512;  // of all allocations of a simulated GPU
+
 class NamedMemory {
  public:
   // With an empty folder, regions are private to this process.

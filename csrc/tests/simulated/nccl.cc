@@ -16,8 +16,8 @@ using cuda::kNcclSuccess;
 
 namespace {
 
-std::atomic<NcclMachine*> the_machine{nullptr};
-std::atomic<std::unique_ptr<NcclMachine> (*)()> factory{nullptr};
+std::atomic<NcclMachine*> the_nccl_machine{nullptr};
+std::atomic<std::unique_ptr<NcclMachine> (*)()> nccl_factory{nullptr};
 
 }  // namespace
 
@@ -28,19 +28,19 @@ NcclMachine::NcclMachine(const GpuInterface& gpu, SimulatedNcclOptions wanted)
   fill(api);
   shared->multi_rank = options.multi_rank_gpu;
   NcclMachine* none = nullptr;
-  if (the_machine.compare_exchange_strong(none, this)) return;
+  if (the_nccl_machine.compare_exchange_strong(none, this)) return;
   std::fputs("simulated NCCL: this process already has one\n", stderr);
   std::abort();
 }
 
 NcclMachine::~NcclMachine() {
   for (const auto& [handle, communicator] : communicators_) communicator->abort();
-  the_machine.store(nullptr);
+  the_nccl_machine.store(nullptr);
 }
 
 NcclMachine& NcclMachine::get() {
-  if (NcclMachine* const machine = the_machine.load()) return *machine;
-  if (const auto make = factory.load(); make != nullptr) {
+  if (NcclMachine* const machine = the_nccl_machine.load()) return *machine;
+  if (const auto make = nccl_factory.load(); make != nullptr) {
     static NcclMachine* const made = make().release();  // once
     return *made;
   }
@@ -48,7 +48,7 @@ NcclMachine& NcclMachine::get() {
   std::abort();
 }
 
-void NcclMachine::set_factory(std::unique_ptr<NcclMachine> (*make)()) { factory.store(make); }
+void NcclMachine::set_factory(std::unique_ptr<NcclMachine> (*make)()) { nccl_factory.store(make); }
 
 ncclResult_t NcclMachine::check_call(std::string_view function) {
   const std::lock_guard lock(mutex_);

@@ -11,7 +11,7 @@ using namespace horoplug::cuda;
 
 namespace {
 
-NcclMachine& machine() { return NcclMachine::get(); }
+NcclMachine& nccl_machine() { return NcclMachine::get(); }
 
 // Whether the configuration asks for a blocking communicator.
 bool is_blocking(const NcclConfig* config, bool default_value) {
@@ -34,7 +34,7 @@ Operation operation(Kind kind, const void* send, void* receive, std::size_t coun
 
 // NCCL frees the communicator's GPU memory, for which CUDA waits until the GPU is idle.
 ncclResult_t wait_for_device(const char* call, const Communicator& communicator) {
-  const bool done = machine().shared->gpu.wait(call, communicator.device) == kSuccess;
+  const bool done = nccl_machine().shared->gpu.wait(call, communicator.device) == kSuccess;
   return done ? kNcclSuccess : kUnhandledCudaError;
 }
 
@@ -48,13 +48,13 @@ const char* keep(std::string text) {
 }  // namespace
 
 ncclResult_t NcclFunctions::GetVersion(int* version) {
-  *version = machine().options.version;
+  *version = nccl_machine().options.version;
   return kNcclSuccess;
 }
 
 ncclResult_t NcclFunctions::GetUniqueId(ncclUniqueId* id) {
   *id = {};
-  const std::string name = machine().new_name();
+  const std::string name = nccl_machine().new_name();
   std::copy_n(name.c_str(), std::min(name.size(), sizeof id->internal - 1), id->internal);
   return kNcclSuccess;
 }
@@ -71,47 +71,47 @@ ncclResult_t NcclFunctions::CommInitRankConfig(ncclComm_t* made, int ranks, nccl
   }
   if (const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
       text != nullptr && std::strcmp(text, "1") == 0) {
-    machine().shared->multi_rank = true;
+    nccl_machine().shared->multi_rank = true;
   }
   // NCCL allocates memory and loads kernels here, for which CUDA waits until the GPU is idle.
-  const GpuInterface& gpu = machine().shared->gpu;
+  const GpuInterface& gpu = nccl_machine().shared->gpu;
   if (gpu.wait("ncclCommInitRankConfig", gpu.current_device()) != kSuccess) {
     return kUnhandledCudaError;
   }
-  auto communicator = std::make_shared<Communicator>(machine().shared, id.internal, rank, ranks,
-                                                     is_blocking(config, true));
+  auto communicator = std::make_shared<Communicator>(nccl_machine().shared, id.internal, rank,
+                                                     ranks, is_blocking(config, true));
   const ncclResult_t result = communicator->init();
   if (result != kNcclSuccess && result != kNcclInProgress) {
-    machine().set_last_error(communicator->last_error());
+    nccl_machine().set_last_error(communicator->last_error());
     return result;
   }
-  *made = machine().add(std::move(communicator));
+  *made = nccl_machine().add(std::move(communicator));
   return result;
 }
 
 ncclResult_t NcclFunctions::CommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made,
                                       NcclConfig* config) {
   *made = nullptr;
-  const std::shared_ptr<Communicator> parent = machine().find(handle);
+  const std::shared_ptr<Communicator> parent = nccl_machine().find(handle);
   if (parent == nullptr) return kInvalidArgument;
   if (parent->state() != kNcclSuccess) return parent->not_ready();
   const std::shared_ptr<Communicator> part =
       parent->split(color, key, is_blocking(config, parent->blocking));
   if (part == nullptr) return kNcclSuccess;
   const ncclResult_t result = part->init_split();
-  if (result == kNcclSuccess || result == kNcclInProgress) *made = machine().add(part);
+  if (result == kNcclSuccess || result == kNcclInProgress) *made = nccl_machine().add(part);
   return result;
 }
 
 ncclResult_t NcclFunctions::CommFinalize(ncclComm_t handle) {
-  const std::shared_ptr<Communicator> communicator = machine().find(handle);
+  const std::shared_ptr<Communicator> communicator = nccl_machine().find(handle);
   if (communicator == nullptr) return kInvalidArgument;
   if (communicator->state() != kNcclSuccess) return communicator->not_ready();
   return communicator->finalize();
 }
 
 ncclResult_t NcclFunctions::CommDestroy(ncclComm_t handle) {
-  const std::shared_ptr<Communicator> communicator = machine().remove(handle);
+  const std::shared_ptr<Communicator> communicator = nccl_machine().remove(handle);
   if (communicator == nullptr) return kInvalidArgument;
   // As in NCCL, a rank that has not finalized waits for all ranks here.
   communicator->join();
@@ -121,14 +121,14 @@ ncclResult_t NcclFunctions::CommDestroy(ncclComm_t handle) {
 }
 
 ncclResult_t NcclFunctions::CommAbort(ncclComm_t handle) {
-  const std::shared_ptr<Communicator> communicator = machine().remove(handle);
+  const std::shared_ptr<Communicator> communicator = nccl_machine().remove(handle);
   if (communicator == nullptr) return kInvalidArgument;
   communicator->abort();
   return wait_for_device("ncclCommAbort", *communicator);
 }
 
 ncclResult_t NcclFunctions::CommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
-  const std::shared_ptr<Communicator> communicator = machine().find(handle);
+  const std::shared_ptr<Communicator> communicator = nccl_machine().find(handle);
   if (communicator == nullptr) return kInvalidArgument;
   *error = communicator->state();
   return kNcclSuccess;
@@ -137,51 +137,51 @@ ncclResult_t NcclFunctions::CommGetAsyncError(ncclComm_t handle, ncclResult_t* e
 ncclResult_t NcclFunctions::AllReduce(const void* send, void* receive, std::size_t count,
                                       ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
                                       CUstream stream) {
-  return machine().enqueue(comm, operation(Kind::kAllReduce, send, receive, count, dtype, op, 0),
-                           stream);
+  return nccl_machine().enqueue(
+      comm, operation(Kind::kAllReduce, send, receive, count, dtype, op, 0), stream);
 }
 
 ncclResult_t NcclFunctions::ReduceScatter(const void* send, void* receive, std::size_t count,
                                           ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
                                           CUstream stream) {
-  return machine().enqueue(
+  return nccl_machine().enqueue(
       comm, operation(Kind::kReduceScatter, send, receive, count, dtype, op, 0), stream);
 }
 
 ncclResult_t NcclFunctions::Reduce(const void* send, void* receive, std::size_t count,
                                    ncclDataType_t dtype, ncclRedOp_t op, int root, ncclComm_t comm,
                                    CUstream stream) {
-  return machine().enqueue(comm, operation(Kind::kReduce, send, receive, count, dtype, op, root),
-                           stream);
+  return nccl_machine().enqueue(
+      comm, operation(Kind::kReduce, send, receive, count, dtype, op, root), stream);
 }
 
 ncclResult_t NcclFunctions::AllGather(const void* send, void* receive, std::size_t count,
                                       ncclDataType_t dtype, ncclComm_t comm, CUstream stream) {
-  return machine().enqueue(comm, operation(Kind::kAllGather, send, receive, count, dtype, 0, 0),
-                           stream);
+  return nccl_machine().enqueue(
+      comm, operation(Kind::kAllGather, send, receive, count, dtype, 0, 0), stream);
 }
 
 ncclResult_t NcclFunctions::Broadcast(const void* send, void* receive, std::size_t count,
                                       ncclDataType_t dtype, int root, ncclComm_t comm,
                                       CUstream stream) {
-  return machine().enqueue(comm, operation(Kind::kBroadcast, send, receive, count, dtype, 0, root),
-                           stream);
+  return nccl_machine().enqueue(
+      comm, operation(Kind::kBroadcast, send, receive, count, dtype, 0, root), stream);
 }
 
 ncclResult_t NcclFunctions::Send(const void* data, std::size_t count, ncclDataType_t dtype,
                                  int peer, ncclComm_t comm, CUstream stream) {
-  return machine().enqueue(comm, operation(Kind::kSend, data, nullptr, count, dtype, 0, peer),
-                           stream);
+  return nccl_machine().enqueue(comm, operation(Kind::kSend, data, nullptr, count, dtype, 0, peer),
+                                stream);
 }
 
 ncclResult_t NcclFunctions::Recv(void* data, std::size_t count, ncclDataType_t dtype, int peer,
                                  ncclComm_t comm, CUstream stream) {
-  return machine().enqueue(comm, operation(Kind::kRecv, nullptr, data, count, dtype, 0, peer),
-                           stream);
+  return nccl_machine().enqueue(comm, operation(Kind::kRecv, nullptr, data, count, dtype, 0, peer),
+                                stream);
 }
 
-ncclResult_t NcclFunctions::GroupStart() { return machine().start_group(); }
-ncclResult_t NcclFunctions::GroupEnd() { return machine().end_group(); }
+ncclResult_t NcclFunctions::GroupStart() { return nccl_machine().start_group(); }
+ncclResult_t NcclFunctions::GroupEnd() { return nccl_machine().end_group(); }
 
 const char* NcclFunctions::GetErrorString(ncclResult_t result) {
   constexpr const char* kTexts[] = {"no error",
@@ -197,8 +197,8 @@ const char* NcclFunctions::GetErrorString(ncclResult_t result) {
 }
 
 const char* NcclFunctions::GetLastError(ncclComm_t handle) {
-  if (handle == nullptr) return keep(machine().last_error());
-  const std::shared_ptr<Communicator> communicator = machine().find(handle);
+  if (handle == nullptr) return keep(nccl_machine().last_error());
+  const std::shared_ptr<Communicator> communicator = nccl_machine().find(handle);
   return keep(communicator != nullptr ? communicator->last_error() : "");
 }
 
