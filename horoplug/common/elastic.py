@@ -12,23 +12,14 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntFlag
 from typing import Any, Final, Protocol
 
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horoplug.base.host_updates import HostUpdateResult
 from horoplug.base.log import logger
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """The last of this number of consecutive failures without a commit between them is raised to the program."""
-
-
-class HostUpdateResult(IntFlag):
-    """Changes of the hosts of a job."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = 3
 
 
 class Listener(Protocol):

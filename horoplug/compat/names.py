@@ -24,6 +24,7 @@ MODULES: Final = {
     "horovod.common.util": "horoplug.compat.util",
     "horovod.runner.common.util.env": "horoplug.compat.env",
     "horovod.runner.common.util.timeout": "horoplug.compat.timeout",
+    "horovod.runner.elastic.discovery": "horoplug.runner.elastic.discovery",
     "horovod.runner.elastic.worker": "horoplug.common.elastic",
     "horovod.runner.util.threads": "horoplug.compat.threads",
     "horovod.keras": "horoplug.keras",
@@ -86,7 +87,6 @@ MISSING: Final = (
     "horovod.runner.common.util.tiny_shell_exec",
     "horovod.runner.driver",
     "horovod.runner.elastic.constants",
-    "horovod.runner.elastic.discovery",
     "horovod.runner.elastic.driver",
     "horovod.runner.elastic.registration",
     "horovod.runner.elastic.rendezvous",
@@ -185,6 +185,9 @@ NAMES: Final = {
         IGNORE_REGEXES KUBEFLOW_MPI_EXEC LOG_LEVEL_STR get_env_rank_and_size is_exportable is_kubeflow_mpi
     """),
     "horovod.runner.common.util.timeout": ["Timeout", "TimeoutException"],
+    "horovod.runner.elastic.discovery": _words(
+        "DiscoveredHosts FixedHosts HostDiscovery HostDiscoveryScript HostManager"
+    ),
     "horovod.runner.elastic.worker": ["HostUpdateResult", "WorkerNotificationManager"],
     "horovod.runner.util.threads": ["execute_function_multithreaded", "in_thread", "on_event"],
     "horovod.tensorflow": [

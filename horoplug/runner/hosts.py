@@ -97,7 +97,15 @@ def parse_hostfile(path: str) -> list[Host]:
     return add_up(found)
 
 
-def _host(text: str) -> Host | None:
+def parse_host(text: str, slots: int = 1) -> Host:
+    """Parse ``name`` or ``name:slots``. ``slots``: of a name without a number. Errors: UsageError."""
+    host = _host(text, slots)
+    if host is None:
+        raise UsageError(f"host or host:slots is wanted, not {_cut(text)!r}")
+    return host
+
+
+def _host(text: str, slots: int = 1) -> Host | None:
     match = _HOST.fullmatch(text)
     if match is None or (match["slots"] and int(match["slots"]) == 0):
         return None
@@ -108,7 +116,7 @@ def _host(text: str) -> Host | None:
         except ValueError:
             return None
         name = match["user"] + match["six"]
-    return Host(name, int(match["slots"] or 1))
+    return Host(name, int(match["slots"] or slots))
 
 
 def _cut(text: str) -> str:
