@@ -198,8 +198,7 @@ void Membership::report_once(Event::Kind kind) {
 // ---- as a proposer --------------------------------------------------------------------------
 
 void Membership::begin_attempt() {
-  attempt_.emplace();
-  attempt_->ballot = {last_round_ + 1, options_.self};
+  attempt_.emplace(Ballot{last_round_ + 1, options_.self});
   MembershipMessage prepare = make(Kind::kPrepare);
   prepare.ballot = attempt_->ballot;
   broadcast(prepare);

@@ -97,6 +97,7 @@ class Membership {
   };
   // An attempt of this process to decide.
   struct Attempt {
+    explicit Attempt(const Ballot& number) : ballot(number) {}
     Ballot ballot;
     std::map<ProcessId, Promise> promises;
     std::optional<Proposal> proposal;
