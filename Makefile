@@ -158,9 +158,10 @@ OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer
 cpp-asan cpp-tsan cpp-fuzz: export CXX := clang++-16
 cpp-release: export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
+# Without MAKEFLAGS, by which Ninja would look for a jobserver that this version of make does not offer.
 cpp-%: build/.system-test .venv/.test
 	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null
-	@$(CMAKE) --build build/$*
+	@MAKEFLAGS= $(CMAKE) --build build/$*
 
 cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 
