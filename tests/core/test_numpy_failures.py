@@ -168,7 +168,7 @@ def test_slow_rank_is_not_a_deadlock(ranks):
 def test_stopped_rank_is_waited_for(pool):
     """A rank stopped by SIGSTOP is neither dead nor in a deadlock: the others wait until it continues."""
     with pool.ranks(2, env=QUICK) as job:
-        os.kill(job.workers[1].process.pid, signal.SIGSTOP)
+        job.workers[1].process.send_signal(signal.SIGSTOP)
         job.start(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum, name="stopped")[0])
         # The rank is stopped for longer than the deadlock time.
         threading.Timer(2.5, os.kill, (job.workers[1].process.pid, signal.SIGCONT)).start()
@@ -210,11 +210,11 @@ def test_rank_stopped_during_a_transfer_is_named(pool, tmp_path):
         until = time.monotonic() + 30
         while not started.exists() and time.monotonic() < until:
             os.sched_yield()
-        os.kill(stopped.process.pid, signal.SIGSTOP)
+        stopped.process.send_signal(signal.SIGSTOP)
         try:
             outcomes = [worker.receive() for worker in others]
         finally:
-            os.kill(stopped.process.pid, signal.SIGCONT)
+            stopped.process.send_signal(signal.SIGCONT)
         internal(outcomes, "rank 3")
         first = next(o.message for o in outcomes if "no progress" in o.message)
         assert "waiting for rank 3, which does not answer" in first
@@ -227,12 +227,12 @@ def test_rank_stopped_before_an_operation_is_named(pool):
     with pool.ranks(4, hosts="aabb", env=env) as job:
         stopped = job.workers[2]
         others = [worker for worker in job.workers if worker is not stopped]
-        os.kill(stopped.process.pid, signal.SIGSTOP)
+        stopped.process.send_signal(signal.SIGSTOP)
         try:
             job.start(lambda: hvd.allreduce(np.ones(2), op=hvd.Sum, name="waiting"))
             outcomes = [worker.receive() for worker in others]
         finally:
-            os.kill(stopped.process.pid, signal.SIGCONT)
+            stopped.process.send_signal(signal.SIGCONT)
         internal(outcomes, "waiting", "rank 2 did not answer")
         stopped.receive()
 

@@ -222,7 +222,7 @@ def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
         try:
             outcomes = [worker.receive() for worker in others]
         finally:
-            os.kill(stopped.process.pid, signal.SIGCONT)
+            stopped.process.send_signal(signal.SIGCONT)
         internal(outcomes, f"rank {victim}")
         first = next(o.message for o in outcomes if "no progress" in o.message)
         assert f"waiting for rank {victim}, which does not answer" in first

@@ -2,7 +2,6 @@
 GPUs are simulated (harness/simulated_gpu.py): memory that is read too early has wrong values."""
 
 import itertools
-import os
 import re
 import signal
 import time
@@ -191,11 +190,11 @@ def check_errors_name_the_lost_rank(ranks, how, function, *args):
     ranks.start(function, *args)
     lost = ranks.workers[1]
     until(args[0].exists, 60)
-    os.kill(lost.process.pid, how)
+    lost.process.send_signal(how)
     try:
         outcomes = [worker.receive() for worker in ranks.workers if worker is not lost]
     finally:
-        os.kill(lost.process.pid, signal.SIGCONT)
+        lost.process.send_signal(signal.SIGCONT)
     lost.receive()
     for outcome in outcomes:
         assert not outcome.failed, str(outcome)
@@ -299,11 +298,11 @@ def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
         ranks.start(check_own_suspension, started, resumed)
         until(started.exists, 60)
         for worker in ranks.workers:
-            os.kill(worker.process.pid, signal.SIGSTOP)
+            worker.process.send_signal(signal.SIGSTOP)
         time.sleep(5)  # longer than the timeout, as on a suspended machine
         resumed.touch()
         for worker in ranks.workers:
-            os.kill(worker.process.pid, signal.SIGCONT)
+            worker.process.send_signal(signal.SIGCONT)
         outcomes = ranks.collect()
     assert [outcome.message for outcome in outcomes if outcome.failed] == []
 

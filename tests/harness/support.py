@@ -217,7 +217,7 @@ class Ranks:
 
     def kill(self, rank: int) -> None:
         """kill -9."""
-        os.kill(self.workers[rank].process.pid, signal.SIGKILL)
+        self.workers[rank].process.send_signal(signal.SIGKILL)
 
     def _give_up(self, late: list[int], timeout: float) -> None:
         for rank in late:  # the processes print their stacks on stderr
