@@ -3,15 +3,14 @@
 
 import pytest
 
-from tests.harness.support import Pool
+from tests.harness.support import QUICK_XLA, Pool
 
 # By folder of tests. The processes for all other folders import what a test uses.
 _POOLS = {
     "": Pool(),
     "torch": Pool(modules=["torch"]),
     "tensorflow": Pool(modules=["tensorflow"]),
-    # Optimising what XLA compiles takes more time than it saves.
-    "jax": Pool(variables={"XLA_FLAGS": "--xla_backend_optimization_level=0"}),
+    "jax": Pool(variables=QUICK_XLA),
 }
 
 

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.support import Pool, Ranks
+from tests.harness.support import QUICK_XLA, Pool, Ranks
 
 # Keras imports TensorFlow with every backend, and TensorFlow logs a lot.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# Compiling takes most of the time of tests with JAX.
-QUICK_XLA = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "horoplug.jax"}
 
 

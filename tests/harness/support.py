@@ -46,6 +46,10 @@ NO_LIMITS = {
 }
 
 
+# Optimising what XLA compiles takes more time than the tests save by it.
+QUICK_XLA = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
 def seed() -> int:
     """A seed for a randomised test, printed so that a failure can be repeated with HOROPLUG_TEST_SEED."""
     number = int(os.environ.get("HOROPLUG_TEST_SEED") or random.randrange(2**31))

@@ -74,10 +74,10 @@ class Template:
                 env=environment,
             )
         self._socket.settimeout(120)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST_REQUEST)
 
     def fork(self, connection: int, environment: dict[str, str]) -> ForkedProcess:
         """A process with these variables that serves requests from a descriptor; see ``support.serve_requests``."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST_REQUEST)
         socket.send_fds(self._socket, [json.dumps(environment).encode()], [connection])
         answer, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
         assert fds, "the template process has died"

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from horoplug.runner.elastic.discovery import (
     HostUpdateResult,
     parse_output,
 )
-from tests.harness.support import seed, until
+from tests.harness.support import process_memory, seed, until
 
 ADDED, REMOVED = HostUpdateResult.added, HostUpdateResult.removed
 
@@ -111,15 +110,37 @@ def test_output_without_any_host_is_an_error():
         HostDiscoveryScript("echo Error: none").find_available_hosts_and_slots()
 
 
+def hang(command, pids):
+    """Run a discovery that does not end and writes the ids of its processes to a file, which are returned. The limit
+    grows until the script has had the time to write them."""
+    for timeout in (0.5, 2, 8, 30):
+        with pytest.raises(DiscoveryError, match=f"did not end within {timeout:g} s"):
+            HostDiscoveryScript(command, timeout=timeout).find_available_hosts_and_slots()
+        if pids.exists() and pids.read_text().endswith("\n"):
+            return pids.read_text().split()
+    raise AssertionError("the script has not started")
+
+
 def test_hanging_script_ends_at_its_limit_with_its_children(tmp_path):
     pids = tmp_path / "pids"
-    path = script(tmp_path, f"sleep 300 & echo $$ $! > {pids}; wait")
-    began = time.monotonic()
-    with pytest.raises(DiscoveryError, match=r"did not end within 0\.5 s"):
-        HostDiscoveryScript(path, timeout=0.5).find_available_hosts_and_slots()
-    assert time.monotonic() - began < 20
-    for pid in pids.read_text().split():
+    for pid in hang(script(tmp_path, f"sleep 300 & echo $$ $! > {pids}; wait"), pids):
         until(lambda pid=pid: not Path(f"/proc/{pid}").exists() or "\tZ" in status(pid))
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_endless_output_is_refused(stream):
+    """The script is ended as soon as it has printed too much, so that the launcher's memory stays bounded."""
+    before = process_memory("self", "VmHWM")
+    with pytest.raises(DiscoveryError, match="printed more than 1048576 bytes"):
+        HostDiscoveryScript(f"yes >&{stream}", timeout=120).find_available_hosts_and_slots()
+    assert process_memory("self", "VmHWM") - before < 64 << 20
+
+
+def test_script_that_closes_its_output_and_goes_on_is_late():
+    with pytest.raises(DiscoveryError, match=r"did not end within 0\.5 s"):
+        HostDiscoveryScript(
+            "exec >&- 2>&-; exec sleep 300", timeout=0.5
+        ).find_available_hosts_and_slots()
 
 
 def status(pid):
@@ -131,10 +152,8 @@ def status(pid):
 
 def test_child_that_keeps_the_output_open_does_not_hold_up_the_job(tmp_path):
     pids = tmp_path / "pids"
-    path = script(tmp_path, f"setsid sleep 300 & echo $! > {pids}; wait")
-    with pytest.raises(DiscoveryError, match="did not end"):
-        HostDiscoveryScript(path, timeout=0.5).find_available_hosts_and_slots()
-    os.kill(int(pids.read_text()), signal.SIGKILL)
+    (pid,) = hang(script(tmp_path, f"setsid sleep 300 & echo $! > {pids}; wait"), pids)
+    os.kill(int(pid), signal.SIGKILL)  # it has left the script's session
 
 
 # ---- hosts that come and go -----------------------------------------------------------------------------------------

@@ -69,6 +69,14 @@ MembershipMessage Membership::make(Kind kind) const {
   return message;
 }
 
+// With all that this process knows.
+MembershipMessage Membership::make_news(Kind kind) const {
+  MembershipMessage message = make(kind);
+  message.broken = broken_;
+  message.newcomers = newcomers_;
+  return message;
+}
+
 // To itself at once.
 void Membership::send(ProcessId to, MembershipMessage message) {
   if (to == options_.self) {
@@ -91,10 +99,7 @@ void Membership::tell_lowest() {
   const auto lowest = std::find_if(members_.begin(), members_.end(),
                                    [&](ProcessId member) { return reaches(member); });
   if (lowest == members_.end()) return;
-  MembershipMessage news = make(Kind::kNews);
-  news.broken = broken_;
-  news.newcomers = newcomers_;
-  send(*lowest, std::move(news));
+  send(*lowest, make_news(Kind::kNews));
 }
 
 // The sender of a message of an earlier generation has missed its end.
@@ -286,34 +291,30 @@ void Membership::decide_if_accepted() {
 
 // ---- as an acceptor -------------------------------------------------------------------------
 
+void Membership::reject(ProcessId from) {
+  MembershipMessage message = make(Kind::kReject);
+  message.ballot = promised_;
+  send(from, std::move(message));
+}
+
 void Membership::receive_prepare(ProcessId from, const MembershipMessage& message) {
   if (!takes_part(from)) return;
   last_round_ = std::max(last_round_, message.ballot.round);
-  if (message.ballot <= promised_) {
-    MembershipMessage reject = make(Kind::kReject);
-    reject.ballot = promised_;
-    return send(from, std::move(reject));
-  }
+  if (message.ballot <= promised_) return reject(from);
   promised_ = message.ballot;
   end_generation();
-  MembershipMessage promise = make(Kind::kPromise);
+  MembershipMessage promise = make_news(Kind::kPromise);
   promise.ballot = promised_;
   promise.accepted = accepted_;
   promise.proposal = proposal_;
   promise.steps = steps_;
-  promise.broken = broken_;
-  promise.newcomers = newcomers_;
   send(from, std::move(promise));
 }
 
 void Membership::receive_accept(ProcessId from, const MembershipMessage& message) {
   if (!takes_part(from)) return;
   last_round_ = std::max(last_round_, message.ballot.round);
-  if (message.ballot < promised_) {
-    MembershipMessage reject = make(Kind::kReject);
-    reject.ballot = promised_;
-    return send(from, std::move(reject));
-  }
+  if (message.ballot < promised_) return reject(from);
   promised_ = accepted_ = message.ballot;
   proposal_ = message.proposal;
   MembershipMessage accepted = make(Kind::kAccepted);

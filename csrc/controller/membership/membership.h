@@ -38,8 +38,8 @@ class Membership {
  public:
   struct Options {
     ProcessId self = kLauncher;
-    std::size_t least = 1;  // a membership is not proposed with fewer members
-    std::size_t most = SIZE_MAX;
+    std::size_t least = 1;        // a membership is not proposed with fewer members
+    std::size_t most = SIZE_MAX;  // newcomers beyond it go on waiting
   };
 
   // A member of the first generation, or the launcher.
@@ -114,6 +114,7 @@ class Membership {
   bool has_quorum() const;
 
   MembershipMessage make(Kind kind) const;
+  MembershipMessage make_news(Kind kind) const;
   void send(ProcessId to, MembershipMessage message);
   void broadcast(const MembershipMessage& message);
   void tell_lowest();
@@ -128,6 +129,7 @@ class Membership {
   void decide(const Proposal& proposal);
   void report_once(Event::Kind kind);
 
+  void reject(ProcessId from);
   void receive_prepare(ProcessId from, const MembershipMessage& message);
   void receive_accept(ProcessId from, const MembershipMessage& message);
   void receive_answer(ProcessId from, const MembershipMessage& message);

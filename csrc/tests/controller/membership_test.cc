@@ -44,8 +44,8 @@ class Job {
     std::map<std::uint64_t, Ids> started;  // by generation
   };
 
-  Job(std::uint64_t seed, std::size_t members, std::size_t least = 1)
-      : random_(seed), least_(least) {
+  Job(std::uint64_t seed, std::size_t members, std::size_t least = 1, std::size_t most = SIZE_MAX)
+      : random_(seed), least_(least), most_(most) {
     Ids all;
     for (ProcessId id = 1; id <= members; ++id) all.push_back(id);
     next_id_ = members + 1;
@@ -175,6 +175,7 @@ class Job {
     Membership::Options options;
     options.self = id;
     options.least = least_;
+    options.most = most_;
     processes_[id] = std::make_unique<Process>(Membership(options, members));
   }
 
@@ -227,6 +228,7 @@ class Job {
 
   std::mt19937_64 random_;
   std::size_t least_;
+  std::size_t most_;
   ProcessId next_id_;
   std::map<ProcessId, std::unique_ptr<Process>> processes_;
   std::map<std::pair<ProcessId, ProcessId>, std::vector<Bytes>> queues_;
@@ -337,6 +339,23 @@ TEST_CASE("fewer members than allowed wait for newcomers") {
   job.settle();
   for (const ProcessId id : {ProcessId{1}, ProcessId{3}, newcomer}) {
     CHECK(job.membership(id).members() == Ids{1, 3, newcomer});
+  }
+}
+
+TEST_CASE("newcomers beyond the largest number of members wait for a place") {
+  Job job(13, 2, 1, 3);
+  const ProcessId first = job.arrive();
+  const ProcessId second = job.arrive();
+  job.settle();
+  job.admit(1);
+  job.settle();
+  CHECK(job.membership(1).members().size() == 3);
+  CHECK(job.membership(first).members().size() + job.membership(second).members().size() == 3);
+  job.kill(2);
+  job.notice(1, 2);
+  job.settle();
+  for (const ProcessId id : {ProcessId{1}, first, second}) {
+    CHECK(job.membership(id).members().size() == 3);
   }
 }
 

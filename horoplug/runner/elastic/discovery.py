@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import selectors
 import signal
 import subprocess
 import time
@@ -18,8 +19,6 @@ from horoplug.base.host_updates import HostUpdateResult
 from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts import parse_host
 
-DISCOVER_HOSTS_FREQUENCY_SECS = 1.0
-"""Seconds between two calls of a discovery."""
 SCRIPT_SECONDS = 30.0
 """Seconds that a discovery script may take, unless said otherwise."""
 _MOST_OUTPUT = 1 << 20  # bytes
@@ -81,25 +80,48 @@ class HostDiscoveryScript(HostDiscovery):
             start_new_session=True,  # so that all of its processes can be ended
         ) as process:
             try:
-                output, errors = process.communicate(timeout=self._timeout)
-            except subprocess.TimeoutExpired:
+                output, errors = self._read(process)
+            except DiscoveryError:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                for stream in (process.stdout, process.stderr):
-                    if stream:
-                        stream.close()  # a process in another session may still have the other end
-                raise DiscoveryError(
-                    f"{self._script} did not end within {self._timeout:g} s"
-                ) from None
+                raise
         if process.returncode:
             lines = errors.decode(errors="replace").split("\n")
             reason = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
             raise DiscoveryError(
                 f"{self._script} failed with exit code {process.returncode}: {reason}"
             )
-        if len(output) > _MOST_OUTPUT:
-            raise DiscoveryError(f"{self._script} printed {len(output)} bytes, which is too much")
         return output.decode(errors="replace")
+
+    def _read(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        """What the script prints until it ends. Errors: DiscoveryError if it takes too long or prints too much."""
+        deadline = time.monotonic() + self._timeout
+        late = DiscoveryError(f"{self._script} did not end within {self._timeout:g} s")
+        assert process.stdout
+        assert process.stderr
+        texts = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        with selectors.DefaultSelector() as selector:
+            for number in texts:
+                selector.register(number, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(max(deadline - time.monotonic(), 0))
+                if not ready:
+                    raise late
+                for key, _ in ready:
+                    part = os.read(key.fd, 1 << 16)
+                    texts[key.fd] += part
+                    if not part:
+                        selector.unregister(key.fd)
+                    elif len(texts[key.fd]) > _MOST_OUTPUT:
+                        raise DiscoveryError(
+                            f"{self._script} printed more than {_MOST_OUTPUT} bytes"
+                        )
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.01))
+        except subprocess.TimeoutExpired:
+            raise late from None
+        output, errors = texts.values()
+        return bytes(output), bytes(errors)
 
 
 def parse_output(text: str, slots: int = 1) -> tuple[dict[str, int], list[str]]:
