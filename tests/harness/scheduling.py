@@ -15,8 +15,7 @@ from xdist.workermanage import WorkerController
 ALONE = {
     "tests/rendezvous/test_measure.py": "measures links",
     "tests/core/test_autotune.py": "measures speed",
-    "tests/mpi/test_transport.py": "measures CPU time",
-    "tests/project/test_packaging.py": "builds with all cores",
+    "tests/mpi/test_idle_transport.py": "measures CPU time",
     "tests/project/test_leftovers.py": "looks for leftovers of all other tests",
 }
 # Files and folders that share a resource of which the machine has one. Other tests may run at the same time.
