@@ -1,5 +1,6 @@
 """Marks all processes and files of a test session, so that its last test can find leftovers."""
 
+import gc
 import os
 import shutil
 import signal
@@ -64,6 +65,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 collect_ignore = ["tests/api/horovod_api", "tests/api/horovod_tensorflow_api"]
 
 FILES_BEFORE = pytest.StashKey[set[Path]]()
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and the frameworks that they import stay; collections of garbage need not visit them.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -139,7 +139,11 @@ class Replacer:
             if direction == "down":
                 self.replaced += held.count(self._text)
                 held = held.replace(self._text, self._replacement)
-                parts = (n for n in range(self._CERTAIN, len(self._text)) if held.endswith(self._text[:n]))
+                parts = (
+                    n
+                    for n in range(self._CERTAIN, len(self._text))
+                    if held.endswith(self._text[:n])
+                )
                 sending -= max(parts, default=0)
             sink.sendall(held[:sending])
             held = held[sending:]

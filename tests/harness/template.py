@@ -6,6 +6,7 @@ once. The template itself never starts a thread or a job, so that its forks are 
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -112,6 +113,9 @@ def _serve() -> None:
             importlib.import_module(module)
     from tests.harness.support import serve_requests
 
+    # Collections in the forks need not visit what has been imported, nor copy its memory by writing to it.
+    gc.collect()
+    gc.freeze()
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
     while True:

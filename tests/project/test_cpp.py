@@ -27,6 +27,8 @@ FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "15"))
 LIMITS = {"release": 120, "tsan": 600, "asan": 600}
 # The symbolizer of Debian's llvm-16, which the sanitizers of clang-16 do not find by themselves.
 SYMBOLIZER = "external_symbolizer_path=/usr/bin/llvm-symbolizer-16"
+# These poll while there are as many processors as threads.
+PARALLEL = {"progress_loop_test", "engine_test"}
 OPTIONS = {
     "TSAN_OPTIONS": f"halt_on_error=1 second_deadlock_stack=1 {SYMBOLIZER}",
     "ASAN_OPTIONS": f"detect_leaks=1 detect_stack_use_after_return=1 strict_string_checks=1 {SYMBOLIZER}",
@@ -39,6 +41,15 @@ def binary(config: str, name: str) -> Path:
     if not path.exists():
         pytest.fail(f"{path} is not built: run make cpp", pytrace=False)
     return path
+
+
+def one_processor() -> list[str]:
+    """A prefix for a command with a sanitizer. Each new block of memory gets new pages of shadow memory, for which the
+    kernel interrupts all processors that run a thread of the process. This takes most of the time on several processors.
+    Sanitizers find races by the order that synchronisation implies, not by what happens at the same time."""
+    processors = sorted(os.sched_getaffinity(0))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    return ["taskset", "--cpu-list", str(processors[worker % len(processors)])]
 
 
 def run(command: list[str], limit: float) -> tuple[int, str]:
@@ -77,6 +88,8 @@ def run(command: list[str], limit: float) -> tuple[int, str]:
 )
 def test_cpp_test(name, config):
     command = [str(binary(config, name)), "--no-colors"]
+    if config != "release" and name not in PARALLEL:
+        command = [*one_processor(), *command]
     status, output = run(command, LIMITS[config])
     if status != 0 and "unexpected memory mapping" in output:
         # This kernel's address randomisation exceeds what the sanitizer's runtime supports.
