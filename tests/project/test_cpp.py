@@ -45,7 +45,7 @@ def binary(config: str, name: str) -> Path:
 
 def one_processor() -> list[str]:
     """A prefix for a command with a sanitizer. Each new block of memory gets new pages of shadow memory, for which the
-    kernel interrupts all processors that run a thread of the process. This takes most of the time on several processors.
+    kernel interrupts all processors that run a thread of the process: most of the time passes so, if there are several.
     Sanitizers find races by the order that synchronisation implies, not by what happens at the same time."""
     processors = sorted(os.sched_getaffinity(0))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
