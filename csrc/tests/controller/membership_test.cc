@@ -378,6 +378,32 @@ TEST_CASE("two halves of a divided network do not both go on") {
   }
 }
 
+TEST_CASE("of two proposers one may die at any moment, and the other one goes on") {
+  std::mt19937_64 random(testing::test_seed());
+  for (int round = 0; round < 300; ++round) {
+    const std::uint64_t seed = random();
+    CAPTURE(seed);
+    Job job(seed, 4);
+    // Both 1 and 2 reach no lower rank.
+    job.cut(1, 2);
+    job.notice(2, 1);
+    for (std::uint64_t steps = random() % 3; steps > 0; --steps) job.advance();
+    job.notice(1, 2);
+    for (std::uint64_t steps = random() % 12; steps > 0; --steps) job.advance();
+    job.kill(2);
+    job.notice(3, 2);
+    for (int i = 0; i < 4; ++i) {
+      job.settle();
+      job.notice_all();
+    }
+    job.check_agreement();
+    // What 2 has decided before it died may exclude 1.
+    const bool excluded = job.at(1).excluded;
+    const Ids expected = excluded ? Ids{3, 4} : Ids{1, 3, 4};
+    for (const ProcessId id : expected) CHECK(job.membership(id).members() == expected);
+  }
+}
+
 TEST_CASE("all processes agree on every generation, whatever fails and however late messages are") {
   constexpr int kRounds = 400;
   std::size_t generations = 0;
