@@ -267,6 +267,7 @@ PARTS = {part.name: part for part in suite.TINY}
         "torch-hooks",
         "keras-fit",
         "start",
+        "commit",
     ],
 )
 def test_tiny_form_of_every_benchmark(measured, name):
@@ -276,7 +277,7 @@ def test_tiny_form_of_every_benchmark(measured, name):
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program
-    assert found["ranks"] == (1 if name in ("control-plane", "raw", "start") else 2)
+    assert found["ranks"] == (1 if name in ("control-plane", "raw", "start", "commit") else 2)
     if name == "gradients":
         variants = ["horoplug", "horoplug, views", "horoplug, one by one"]
         variants += ["torch-gloo", "torch-gloo, buckets"]
@@ -291,6 +292,8 @@ def test_tiny_form_of_every_benchmark(measured, name):
     if name == "start":
         what = ["processes", "init", "connect", "table", "barrier"]
         assert [row["what"] for row in found["rows"]] == what
+    if name == "commit":
+        assert [row["way"] for row in found["rows"]] == ["TorchState", "deepcopy"]
     if name == "raw":
         libraries = [row["library"] for row in found["rows"] if row["library"] != "oneccl"]
         assert libraries == [*raw.OURS, *mpi.installed()]

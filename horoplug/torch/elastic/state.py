@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from horoplug.common.elastic import ObjectState
 from horoplug.torch.elastic.sampler import ElasticSampler
+from horoplug.torch.elastic.snapshot import Snapshot
 from horoplug.torch.functions import (
     allgather_object as allgather_object,
 )
@@ -53,15 +53,15 @@ class _DictHandler(StateHandler):
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
-        self._saved: Any = None
+        self._saved = Snapshot()
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved.save(self.value.state_dict())
 
     def restore(self) -> None:
         # Another copy, since optimizers keep the tensors that they are given.
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        self.value.load_state_dict(self._saved.value())
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
