@@ -145,30 +145,30 @@ class ObjectState(State):
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
     ) -> None:
         super().__init__(bcast_object=bcast_object, get_rank=get_rank)
-        self._saved_state = {name: _copied(value) for name, value in kwargs.items()}
+        self._saved_state = {name: self._copy(value) for name, value in kwargs.items()}
         for name, value in kwargs.items():
             setattr(self, name, value)
 
     def save(self) -> None:
-        self._saved_state = {name: _copied(getattr(self, name)) for name in self._saved_state}
+        self._saved_state = {name: self._copy(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
         for name, value in self._saved_state.items():
-            setattr(self, name, _copied(value))
+            setattr(self, name, self._copy(value))
 
     def sync(self) -> None:
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             ObjectState.restore(self)
 
-
-def _copied(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        return {key: _copied(entry) for key, entry in value.items()}
-    if kind in (list, tuple, set):
-        return kind(map(_copied, value))
-    return value
+    def _copy(self, value: Any) -> Any:
+        """What ``save`` and ``restore`` keep of an attribute's value."""
+        kind = type(value)
+        if kind is dict:
+            return {key: ObjectState._copy(self, entry) for key, entry in value.items()}
+        if kind in (list, tuple, set):
+            return kind(ObjectState._copy(self, entry) for entry in value)
+        return value
 
 
 def run_fn(

@@ -21,6 +21,7 @@ if _jax.__version_info__ < (0, 5):  # XLA crashes there on ordered effects
     )
 
 from horoplug.common.api import *  # noqa: F403
+from horoplug.jax import elastic as elastic
 from horoplug.jax.compression import Compression as Compression
 from horoplug.jax.functions import *  # noqa: F403
 from horoplug.jax.mpi_ops import *  # noqa: F403

@@ -1,0 +1,97 @@
+"""Training that continues after a failure.
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 1000:
+        state.params, state.opt_state = train_step(state.params, state.opt_state, next(batches))
+        state.step += 1
+        if state.step % 100 == 0:
+            state.commit()
+
+train(hvd.elastic.JaxState(params=params, opt_state=optimizer.init(params), step=0))
+
+For now, the processes of a job do not change: see :mod:`horoplug.common.elastic`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from horoplug.common.basics import init, rank, shutdown
+from horoplug.common.elastic import ObjectState, run_fn
+from horoplug.jax.functions import broadcast_object, broadcast_parameters
+
+__all__ = ["JaxState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a training function whose first argument is its state (a :class:`JaxState`, or any
+    :class:`horoplug.common.elastic.State`).
+
+    When an operation fails because the job is broken, all ranks restore the last ``state.commit()``, initialise again,
+    receive the state of rank 0, and call the function again. The function must contain all collective operations of the
+    training, and resume from the progress in the state. JAX raises the failure of a compiled program when its results
+    are used: what the program has computed may be in the state before, but not in a commit. Other errors are raised to
+    the caller, and so is the tenth failure in a row without a commit."""
+    return run_fn(func, _reset, is_failure)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception is the failure of a horoplug operation in a compiled program, on all ranks."""
+    is_collective = "a Horovod operation has failed" in str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and is_collective
+
+
+def _reset() -> None:
+    shutdown()
+    init()
+
+
+class JaxState(ObjectState):
+    """The state of a training run: ``JaxState(params=params, opt_state=opt_state, step=0)``.
+
+    Each argument becomes an attribute, which the training function assigns to: a pytree of JAX and NumPy arrays, or
+    any Python object. A commit waits until the arrays are computed and raises the failure of the program that should
+    have computed them, and ``sync`` sends them as arrays. Objects are saved as in :class:`ObjectState`.
+
+    ``donated``: whether the program donates the buffers of the state (``jax.jit(..., donate_argnums=...)``), so that
+    a commit has to copy them. If False, a commit keeps references to the arrays, which never change, and copies
+    nothing but NumPy arrays."""
+
+    def __init__(self, *, donated: bool = True, **kwargs: Any) -> None:
+        self._donated = donated
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
+
+    def sync(self) -> None:
+        current = {name: getattr(self, name) for name in self._saved_state}
+        trees = [name for name, value in current.items() if _has_arrays(value)]
+        others = {name: value for name, value in current.items() if name not in trees}
+        trees, others = broadcast_object((trees, others))
+        for name, value in others.items():
+            setattr(self, name, value)
+        for name in trees:
+            setattr(self, name, broadcast_parameters(getattr(self, name)))
+        self.save()
+
+    def _copy(self, value: Any) -> Any:
+        if not _has_arrays(value):
+            return super()._copy(value)
+        copies = jax.tree_util.tree_map(self._copy_leaf, value)
+        return jax.block_until_ready(copies)
+
+    def _copy_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        if isinstance(leaf, jax.Array):
+            return jax.numpy.copy(leaf) if self._donated else leaf
+        return super()._copy(leaf)
+
+
+def _has_arrays(value: Any) -> bool:
+    try:
+        leaves = jax.tree_util.tree_leaves(value)
+    except (TypeError, ValueError):  # a dictionary whose keys have no order, which is no pytree
+        return False
+    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)

@@ -1,0 +1,219 @@
+"""Elastic training with JAX: the state of a run, and its recovery after a failed operation."""
+
+import random
+
+import numpy as np
+import pytest
+
+from horoplug.common.elastic import ObjectState
+from tests.harness.support import ranks_fixture, seed
+
+jax = pytest.importorskip("jax")
+hvd = pytest.importorskip("horoplug.jax")
+jnp = jax.numpy
+
+pytest_plugins = ["tests.harness.jobs"]
+
+ranks = ranks_fixture("aa", "ab")
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def made_up(draw, depth=0):
+    """A pytree of arrays and other objects."""
+    kind = draw.randrange(9 if depth < 3 else 6)
+    shape = tuple(draw.randrange(1, 4) for _ in range(draw.randrange(3)))
+    if kind < 2:
+        return jnp.asarray(np.random.default_rng(draw.randrange(99)).random(shape), "float32")
+    if kind == 2:
+        return np.random.default_rng(draw.randrange(99)).integers(0, 9, shape)
+    if kind == 3:
+        return jax.random.key(draw.randrange(99))
+    if kind < 6:
+        return draw.choice([None, 1.5, "text", jnp.bfloat16(3)])
+    parts = [made_up(draw, depth + 1) for _ in range(draw.randrange(1, 4))]
+    return {6: tuple(parts), 7: parts, 8: dict(zip("abc", parts, strict=False))}[kind]
+
+
+def plain(tree):
+    """A pytree of lists and numbers that can be compared."""
+
+    def of_leaf(leaf):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return "key", jax.random.key_data(leaf).tolist()
+        if isinstance(leaf, jax.Array | np.ndarray):
+            return type(leaf).__name__, str(leaf.dtype), np.asarray(leaf).tolist()
+        return leaf
+
+    return jax.tree_util.tree_map(of_leaf, tree)
+
+
+def destroy(tree):
+    """Donate the arrays, as a compiled step does."""
+    for leaf in jax.tree_util.tree_leaves(tree):
+        if isinstance(leaf, jax.Array):
+            leaf.delete()
+        elif isinstance(leaf, np.ndarray):
+            leaf.fill(0)
+
+
+def test_restored_state_is_that_of_the_last_commit_although_its_arrays_were_donated():
+    draw = random.Random(seed())
+    for _ in range(30):
+        trees = {name: made_up(draw) for name in "xyz"}
+        state = hvd.elastic.JaxState(**trees)
+        expected = {name: plain(tree) for name, tree in trees.items()}
+        for _ in range(2):
+            for name in trees:
+                destroy(getattr(state, name))
+                setattr(state, name, "changed")
+            state.restore()
+            assert {name: plain(getattr(state, name)) for name in trees} == expected
+        state.x = made_up(draw)
+        expected["x"] = plain(state.x)
+        state.save()
+        destroy(state.x)
+        state.restore()
+        assert plain(state.x) == expected["x"]
+
+
+def test_commit_without_donation_keeps_references():
+    array, numpy_array = jnp.ones(3), np.ones(3)
+    state = hvd.elastic.JaxState(donated=False, tree={"a": array, "b": numpy_array})
+    state.save()
+    numpy_array[0] = 5
+    state.tree = None
+    state.restore()
+    assert state.tree["a"] is array
+    assert state.tree["b"].tolist() == [1, 1, 1]
+
+
+def test_objects_are_saved_as_in_object_state():
+    objects = {"mixed": {1: [2], "a": {3}}, "order": {"b": 1, "a": 2}, "kind": (1, "x")}
+    ours = hvd.elastic.JaxState(**objects)
+    theirs = ObjectState(lambda x: x, lambda: 0, **objects)
+    for state in ours, theirs:
+        state.mixed[1].append(5)
+        state.mixed["a"].add(6)
+        state.order["c"] = 7
+        state.restore()
+    for name in objects:
+        assert repr(getattr(ours, name)) == repr(getattr(theirs, name))
+    assert list(ours.order) == ["b", "a"]
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def check_sync():
+    rank = hvd.rank()
+    state = hvd.elastic.JaxState(
+        params={"w": jnp.full(3, float(rank)), "key": jax.random.key(rank)},
+        history=[rank] * (rank + 1),
+        table=np.full(2, rank),
+        best=None if rank else 0.5,
+    )
+    state.sync()
+    for _ in range(2):
+        assert state.params["w"].tolist() == [0.0] * 3
+        assert (
+            jax.random.key_data(state.params["key"]) == jax.random.key_data(jax.random.key(0))
+        ).all()
+        assert (state.history, state.table.tolist(), state.best) == ([0], [0, 0], 0.5)
+        destroy(state.params)
+        state.history.append(5)
+        state.restore()
+
+
+def test_sync_gives_all_ranks_the_state_of_rank_0(ranks):
+    ranks.run(check_sync)
+
+
+OPERATIONS = {
+    "allreduce": lambda x: hvd.allreduce(x),
+    "allgather": lambda x: hvd.allgather(x),
+    "broadcast": lambda x: hvd.broadcast(x, 0),
+    "alltoall": lambda x: hvd.alltoall(x),
+    "reducescatter": lambda x: hvd.reducescatter(x),
+    "mismatch": lambda x: hvd.allreduce(jnp.ones(2 + hvd.rank()), name="mismatch"),
+}
+
+
+def check_run(compiled):
+    size, rank = hvd.size(), hvd.rank()
+    step = jax.jit(lambda w: w + hvd.allreduce(jnp.ones(2), op=hvd.Sum), donate_argnums=0)
+    for kind, operation in OPERATIONS.items():
+        fail = jax.jit(operation) if compiled else operation
+        calls, resets = [], []
+        state = hvd.elastic.JaxState(params=jnp.full(2, float(rank)), step=0)
+        state.register_reset_callbacks([lambda r=resets: r.append(hvd.size())])
+
+        @hvd.elastic.run
+        def train(state, word, *, fail=fail, calls=calls, kind=kind):
+            calls.append(state.step)
+            while state.step < 4:
+                state.params = step(state.params)
+                if state.step == 2 and len(calls) == 1:
+                    if rank == 0 and kind != "mismatch":
+                        hvd.shutdown()
+                        raise hvd.HorovodInternalError("made up")
+                    jax.block_until_ready(fail(jnp.ones(2)))
+                    raise AssertionError(f"{kind} did not fail")
+                state.step += 1
+                if state.step % 2 == 0:
+                    state.commit()
+            return word
+
+        assert train(state, kind) == kind
+        assert (calls, resets) == ([0, 2], [size])
+        assert state.params.tolist() == [4.0 * size] * 2, kind
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_run_restores_the_last_commit(ranks, compiled):
+    ranks.run(check_run, compiled)
+
+
+def check_commit_of_a_failed_program():
+    """The results of a program may be in the state before JAX raises its failure. They are in no commit."""
+    calls = []
+    state = hvd.elastic.JaxState(params=jnp.zeros(2), step=0)
+    good = jax.jit(lambda w: w + hvd.allreduce(jnp.ones(2)))
+
+    @jax.jit
+    def bad(w):
+        # Too large for XLA to run it on the calling thread, which would raise the failure at once.
+        zeros = 0 * jnp.tanh(jnp.ones((200, 200)) @ jnp.ones((200, 200))).sum()
+        return w + hvd.allreduce(jnp.ones(2 + hvd.rank()) + zeros, name="bad")[:2]
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.step)
+        while state.step < 3:
+            state.params = (bad if state.step == 1 and len(calls) == 1 else good)(state.params)
+            state.step += 1
+            state.commit()
+
+    train(state)
+    assert calls == [0, 1]
+    assert state.params.tolist() == [3, 3]
+
+
+def test_failed_program_is_in_no_commit(ranks):
+    ranks.run(check_commit_of_a_failed_program)
+
+
+def check_other_errors():
+    @hvd.elastic.run
+    def train(state):
+        raise state.error
+
+    for error in KeyError("mine"), jax.errors.JaxRuntimeError("mine"):
+        with pytest.raises(type(error), match="mine"):
+            train(hvd.elastic.JaxState(error=error))
+
+
+def test_other_errors_are_raised_unchanged(pool):
+    with pool.ranks(1) as job:
+        job.run(check_other_errors)
