@@ -58,8 +58,8 @@ def destroy(tree):
             leaf.fill(0)
 
 
-def test_restored_state_is_that_of_the_last_commit_although_its_arrays_were_donated():
-    draw = random.Random(seed())
+def check_copies(key):
+    draw = random.Random(key)
     for _ in range(30):
         trees = {name: made_up(draw) for name in "xyz"}
         state = hvd.elastic.JaxState(**trees)
@@ -78,7 +78,7 @@ def test_restored_state_is_that_of_the_last_commit_although_its_arrays_were_dona
         assert plain(state.x) == expected["x"]
 
 
-def test_commit_without_donation_keeps_references():
+def check_references():
     array, numpy_array = jnp.ones(3), np.ones(3)
     state = hvd.elastic.JaxState(donated=False, tree={"a": array, "b": numpy_array})
     state.save()
@@ -89,7 +89,7 @@ def test_commit_without_donation_keeps_references():
     assert state.tree["b"].tolist() == [1, 1, 1]
 
 
-def test_objects_are_saved_as_in_object_state():
+def check_objects():
     objects = {"mixed": {1: [2], "a": {3}}, "order": {"b": 1, "a": 2}, "kind": (1, "x")}
     ours = hvd.elastic.JaxState(**objects)
     theirs = ObjectState(lambda x: x, lambda: 0, **objects)
@@ -101,6 +101,39 @@ def test_objects_are_saved_as_in_object_state():
     for name in objects:
         assert repr(getattr(ours, name)) == repr(getattr(theirs, name))
     assert list(ours.order) == ["b", "a"]
+
+
+def check_other_errors():
+    @hvd.elastic.run
+    def train(state):
+        raise state.error
+
+    for error in KeyError("mine"), jax.errors.JaxRuntimeError("mine"):
+        with pytest.raises(type(error), match="mine"):
+            train(hvd.elastic.JaxState(error=error))
+
+
+@pytest.fixture
+def alone(pool):
+    """One rank. JAX starts threads, which the process of the tests must not have when it forks."""
+    with pool.ranks(1) as job:
+        yield job
+
+
+def test_restored_state_is_that_of_the_last_commit_although_its_arrays_were_donated(alone):
+    alone.run(check_copies, seed())
+
+
+def test_commit_without_donation_keeps_references(alone):
+    alone.run(check_references)
+
+
+def test_objects_are_saved_as_in_object_state(alone):
+    alone.run(check_objects)
+
+
+def test_other_errors_are_raised_unchanged(alone):
+    alone.run(check_other_errors)
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
@@ -202,18 +235,3 @@ def check_commit_of_a_failed_program():
 
 def test_failed_program_is_in_no_commit(ranks):
     ranks.run(check_commit_of_a_failed_program)
-
-
-def check_other_errors():
-    @hvd.elastic.run
-    def train(state):
-        raise state.error
-
-    for error in KeyError("mine"), jax.errors.JaxRuntimeError("mine"):
-        with pytest.raises(type(error), match="mine"):
-            train(hvd.elastic.JaxState(error=error))
-
-
-def test_other_errors_are_raised_unchanged(pool):
-    with pool.ranks(1) as job:
-        job.run(check_other_errors)
