@@ -8,8 +8,8 @@ from typing import Any
 
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
-from horoplug.common.basics import init, rank, shutdown
-from horoplug.common.elastic import ObjectState, run_fn
+from horoplug.common.basics import rank
+from horoplug.common.elastic import ObjectState, initialize_again, run_fn
 from horoplug.common.objects import broadcast_object
 
 
@@ -85,8 +85,7 @@ def run(
             raise
 
     def reinitialise() -> None:
-        shutdown()
-        init()
+        initialize_again()
         if reset is not None:
             reset()
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.base.log import logger
+from horoplug.common.basics import init, shutdown
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """The last of this number of consecutive failures without a commit between them is raised to the program."""
@@ -214,6 +215,12 @@ def run_fn(
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+def initialize_again() -> None:
+    """Leave the job, if it still exists, and form it again. Collective."""
+    shutdown()
+    init()
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from horoplug.common.basics import init, rank, shutdown
-from horoplug.common.elastic import ObjectState, run_fn
+from horoplug.common.basics import rank
+from horoplug.common.elastic import ObjectState, initialize_again, run_fn
 from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
@@ -35,18 +35,13 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     training, and resume from the progress in the state. JAX raises the failure of a compiled program when its results
     are used: what the program has computed may be in the state before, but not in a commit. Other errors are raised to
     the caller, and so is the tenth failure in a row without a commit."""
-    return run_fn(func, _reset, is_failure)
+    return run_fn(func, initialize_again, is_failure)
 
 
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is the failure of a horoplug operation in a compiled program, on all ranks."""
     is_collective = "a Horovod operation has failed" in str(error)
     return isinstance(error, jax.errors.JaxRuntimeError) and is_collective
-
-
-def _reset() -> None:
-    shutdown()
-    init()
 
 
 class JaxState(ObjectState):

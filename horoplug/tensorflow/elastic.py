@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horoplug.common.basics import init, rank, shutdown
-from horoplug.common.elastic import ObjectState, run_fn
+from horoplug.common.basics import rank
+from horoplug.common.elastic import ObjectState, initialize_again, run_fn
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -33,17 +33,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     receive the state of rank 0, and call the function again. The function must contain all collective operations of the
     training, and resume from the progress in the state. Other errors are raised to the caller, and so is the tenth
     failure in a row without a commit."""
-    return run_fn(func, _reset, is_failure)
+    return run_fn(func, initialize_again, is_failure)
 
 
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is the failure of a horoplug operation on all ranks."""
     return isinstance(error, tf.errors.OpError) and "a Horovod operation has failed" in str(error)
-
-
-def _reset() -> None:
-    shutdown()
-    init()
 
 
 class TensorFlowState(ObjectState):

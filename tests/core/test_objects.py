@@ -123,8 +123,9 @@ class Replacer:
     """What a relay does: it replaces one text by another of the same length in what rank 0 sends."""
 
     _CERTAIN = 8
-    """So many bytes of the text at the end of what has arrived are held back until the next ones show whether it is the
-    text. Fewer occur in random bytes, such as keys, whose receiver may have to answer before anything more arrives."""
+    """If what has arrived ends with at least this number of bytes of the text, the relay holds them back until the next
+    bytes show whether it is the text. Fewer bytes may be the end of a random key, whose receiver has to answer before
+    anything more arrives."""
 
     def __init__(self, text, replacement):
         assert len(text) == len(replacement)
@@ -157,7 +158,6 @@ def test_the_replacer_holds_back_only_what_may_be_the_text():
         replacer = Replacer(text, evil)
         thread = threading.Thread(target=replacer, args=("down", source, sink), daemon=True)
         thread.start()
-        received = b""
         for sent, expected in ((b"key 01", b"key 01"), (b"x" + text[:8], b"x"), (text[8:], evil)):
             server.sendall(sent)
             received = b""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from horoplug.common.elastic import ObjectState
+from tests.harness.checks import elastic
 from tests.harness.support import ranks_fixture, seed
 
 jax = pytest.importorskip("jax")
@@ -163,44 +164,22 @@ def test_sync_gives_all_ranks_the_state_of_rank_0(ranks):
     ranks.run(check_sync)
 
 
-OPERATIONS = {
-    "allreduce": lambda x: hvd.allreduce(x),
-    "allgather": lambda x: hvd.allgather(x),
-    "broadcast": lambda x: hvd.broadcast(x, 0),
-    "alltoall": lambda x: hvd.alltoall(x),
-    "reducescatter": lambda x: hvd.reducescatter(x),
-    "mismatch": lambda x: hvd.allreduce(jnp.ones(2 + hvd.rank()), name="mismatch"),
-}
-
-
 def check_run(compiled):
-    size, rank = hvd.size(), hvd.rank()
-    step = jax.jit(lambda w: w + hvd.allreduce(jnp.ones(2), op=hvd.Sum), donate_argnums=0)
-    for kind, operation in OPERATIONS.items():
-        fail = jax.jit(operation) if compiled else operation
-        calls, resets = [], []
-        state = hvd.elastic.JaxState(params=jnp.full(2, float(rank)), step=0)
-        state.register_reset_callbacks([lambda r=resets: r.append(hvd.size())])
+    add = jax.jit(lambda w: w + hvd.allreduce(jnp.ones(1), op=hvd.Sum), donate_argnums=0)
 
-        @hvd.elastic.run
-        def train(state, word, *, fail=fail, calls=calls, kind=kind):
-            calls.append(state.step)
-            while state.step < 4:
-                state.params = step(state.params)
-                if state.step == 2 and len(calls) == 1:
-                    if rank == 0 and kind != "mismatch":
-                        hvd.shutdown()
-                        raise hvd.HorovodInternalError("made up")
-                    jax.block_until_ready(fail(jnp.ones(2)))
-                    raise AssertionError(f"{kind} did not fail")
-                state.step += 1
-                if state.step % 2 == 0:
-                    state.commit()
-            return word
+    def step(state):
+        state.params = add(state.params)
 
-        assert train(state, kind) == kind
-        assert (calls, resets) == ([0, 2], [size])
-        assert state.params.tolist() == [4.0 * size] * 2, kind
+    elastic.check_run(
+        hvd,
+        jnp.ones,
+        make_state=lambda: hvd.elastic.JaxState(params=jnp.full(1, float(hvd.rank())), step=0),
+        step=step,
+        value=lambda state: state.params.tolist(),
+        compiled=lambda operation: (
+            lambda x: jax.block_until_ready((jax.jit(operation) if compiled else operation)(x))
+        ),
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

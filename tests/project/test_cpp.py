@@ -27,7 +27,7 @@ FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "15"))
 LIMITS = {"release": 120, "tsan": 600, "asan": 600}
 # The symbolizer of Debian's llvm-16, which the sanitizers of clang-16 do not find by themselves.
 SYMBOLIZER = "external_symbolizer_path=/usr/bin/llvm-symbolizer-16"
-# These poll while there are as many processors as threads.
+# Tests of engines that poll, which they do only if there are as many processors as threads.
 PARALLEL = {"progress_loop_test", "engine_test"}
 OPTIONS = {
     "TSAN_OPTIONS": f"halt_on_error=1 second_deadlock_stack=1 {SYMBOLIZER}",
@@ -44,9 +44,10 @@ def binary(config: str, name: str) -> Path:
 
 
 def one_processor() -> list[str]:
-    """A prefix for a command with a sanitizer. Each new block of memory gets new pages of shadow memory, for which the
-    kernel interrupts all processors that run a thread of the process: most of the time passes so, if there are several.
-    Sanitizers find races by the order that synchronisation implies, not by what happens at the same time."""
+    """A prefix that runs a command on one processor. With a sanitizer, each new block of memory needs new pages of
+    shadow memory, and the kernel flushes the TLB of every processor that runs a thread of the process: on several
+    processors these interrupts take most of the time. ThreadSanitizer finds races by the order that synchronisation
+    implies, so threads need not run at the same time."""
     processors = sorted(os.sched_getaffinity(0))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     return ["taskset", "--cpu-list", str(processors[worker % len(processors)])]

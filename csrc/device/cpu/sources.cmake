@@ -1,7 +1,7 @@
 # Compiler flags of the CPU kernels: one source file per instruction set. To be included by the directory that defines
 # the target that compiles them.
 #   -ffp-contract=off   no fused multiply-add: all tables must give the same bits
-#   -O3                 except with a sanitizer, where it doubles the time of compilation and finds nothing more
+#   -O3                 the loops rely on unrolling; not with a sanitizer, where it takes a third longer to compile
 #   -fno-sanitize=undefined
 #                       the same source is checked for undefined behaviour in kernels_baseline.cc
 # They may not join a unity build, which would give one file's flags to another, nor use precompiled headers, which were

@@ -10,6 +10,7 @@ from horoplug._keras.options import ReductionOptions, group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
 from horoplug.jax.compression import Compression as Compression
+from horoplug.jax.elastic import is_failure
 from horoplug.jax.mpi_ops import allgather as allgather
 from horoplug.jax.mpi_ops import allreduce as allreduce
 from horoplug.jax.mpi_ops import broadcast as broadcast
@@ -68,7 +69,4 @@ def all_true(value: Any, **options: Any) -> Any:
 
 def failure(error: BaseException) -> bool:
     """Whether an exception is a failure of the job, not of the program."""
-    return isinstance(error, HorovodInternalError) or (
-        isinstance(error, jax.errors.JaxRuntimeError)
-        and "a Horovod operation has failed" in str(error)
-    )
+    return isinstance(error, HorovodInternalError) or is_failure(error)

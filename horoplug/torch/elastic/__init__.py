@@ -19,10 +19,9 @@ For now, the processes of a job do not change: see :mod:`horoplug.common.elastic
 from collections.abc import Callable
 from typing import Any
 
-from horoplug.common.elastic import run_fn
+from horoplug.common.elastic import initialize_again, run_fn
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.state import TorchState
-from horoplug.torch.mpi_ops import init, shutdown
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
@@ -34,9 +33,4 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     When an operation raises HorovodInternalError, all ranks restore the last ``state.commit()``, initialize again,
     receive the state of rank 0, and call the function again. The function must resume from the progress in the state.
     After ten failures in a row without a commit between them, the error is raised to the caller."""
-    return run_fn(func, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init()
+    return run_fn(func, initialize_again)

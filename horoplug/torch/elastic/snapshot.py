@@ -23,9 +23,8 @@ class Snapshot:
         """Replace the copy by one of ``state``. If this raises, the copy is that of before or a complete new one."""
         sources: list[torch.Tensor] = []
         copies: list[torch.Tensor] = []
-        replacements: dict[
-            int, Any
-        ] = {}  # from which deepcopy takes what it need not copy, by identity
+        # By identity; deepcopy takes these instead of copying tensors.
+        replacements: dict[int, Any] = {}
         for same in _groups(_tensors(state)):
             kept = self._copies[len(copies)] if len(copies) < len(self._copies) else None
             if kept is None or not _alike(kept, same[0]):

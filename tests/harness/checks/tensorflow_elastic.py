@@ -3,47 +3,21 @@
 import numpy as np
 import pytest
 
+from tests.harness.checks import elastic
+
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
-OPERATIONS = {
-    "allreduce": lambda x: hvd.allreduce(x),
-    "grouped_allreduce": lambda x: hvd.grouped_allreduce([x, x])[0],
-    "allgather": lambda x: hvd.allgather(x),
-    "broadcast": lambda x: hvd.broadcast(x, 0),
-    "alltoall": lambda x: hvd.alltoall(x),
-    "reducescatter": lambda x: hvd.reducescatter(x),
-    "mismatch": lambda x: hvd.allreduce(tf.ones(2 + hvd.rank()), name="mismatch"),
-}
-
 
 def check_run(compiled):
-    size, rank = hvd.size(), hvd.rank()
-    for kind, operation in OPERATIONS.items():
-        fail = tf.function(operation) if compiled else operation
-        variable, calls, resets = tf.Variable([float(rank)]), [], []
-        state = hvd.elastic.TensorFlowState([variable], step=0)
-        state.register_reset_callbacks([lambda r=resets: r.append(hvd.size())])
-
-        @hvd.elastic.run
-        def train(state, word, *, fail=fail, variable=variable, calls=calls, kind=kind):
-            calls.append(state.step)
-            while state.step < 4:
-                variable.assign_add(hvd.allreduce(tf.ones([1]), op=hvd.Sum))
-                if state.step == 2 and len(calls) == 1:
-                    if rank == 0 and kind != "mismatch":
-                        hvd.shutdown()
-                        raise hvd.HorovodInternalError("made up")
-                    fail(tf.ones(2))
-                    raise AssertionError(f"{kind} did not fail")
-                state.step += 1
-                if state.step % 2 == 0:
-                    state.commit()
-            return word
-
-        assert train(state, kind) == kind
-        assert (calls, resets) == ([0, 2], [size])
-        assert variable.numpy().tolist() == [4.0 * size], kind
+    elastic.check_run(
+        hvd,
+        lambda count: tf.ones(count),
+        make_state=lambda: hvd.elastic.TensorFlowState([tf.Variable([float(hvd.rank())])], step=0),
+        step=lambda state: state.variables[0].assign_add(hvd.allreduce(tf.ones([1]), op=hvd.Sum)),
+        value=lambda state: state.variables[0].numpy().tolist(),
+        compiled=tf.function if compiled else lambda operation: operation,
+    )
 
 
 def check_old_graph():
