@@ -248,7 +248,7 @@ class HostManager:
             self._excluded_until[host] = float("inf")
             return
         least, most = self._range
-        seconds = min(least * 2.0 ** min(failures - 1, 60), most)
+        seconds = least * 2.0 ** min(failures - 1, 60)
         # Hosts that failed together do not all come back, and maybe fail, in the same moment.
         seconds = min(seconds * (1 + self._draw() / 2), most)
         self._excluded_until[host] = self._clock() + seconds
