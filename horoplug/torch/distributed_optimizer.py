@@ -72,11 +72,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if not self._distributed:
             return
         parameters = list(self._parameters())
+        # Nothing is collective here in an elastic job, where new ranks create optimizers while others do not.
         if groups is not None:
             names = {p: self._parameter_names[p] for p in parameters}
-            self._reduction.groups = GroupProgress(make_groups(names, groups, process_set))
+            made = make_groups(names, groups, process_set, agree=not elastic)
+            self._reduction.groups = GroupProgress(made)
         elif as_views and not elastic:
-            # Not in an elastic job, where new ranks create optimizers while others do not.
             self._make_buckets()
         self._reduction.hook(parameters)
 

@@ -114,18 +114,19 @@ def make_groups(
     names: Mapping[torch.Tensor, str],
     groups: int | Sequence[Sequence[torch.Tensor]],
     process_set: ProcessSet,
+    *,
+    agree: bool = True,
 ) -> list[Group]:
     """Divide the parameters of ``names`` into groups. ``groups``: the number of groups, which get about equal numbers
     of parameters; or lists of parameters, and every other parameter forms a group.
 
-    Collective: the order of the parameters is that of the lowest rank, so that all ranks have the same groups."""
-    lowest = (process_set.ranks or [0])[0]
-    order = {
-        name: position
-        for position, name in enumerate(
-            broadcast_object(list(names.values()), lowest, process_set=process_set)
-        )
-    }
+    ``agree``: take the order of the parameters from the lowest rank, so that all ranks have the same groups, which is
+    collective. Otherwise all ranks must have the parameters in the same order."""
+    in_order = list(names.values())
+    if agree:
+        lowest = (process_set.ranks or [0])[0]
+        in_order = broadcast_object(in_order, lowest, process_set=process_set)
+    order = {name: position for position, name in enumerate(in_order)}
     ordered = sorted(names, key=lambda p: order.get(names[p], len(order)))
     if isinstance(groups, int):
         count = min(groups, len(ordered))

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from horoplug.base.errors import NotInitializedError
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
 from horoplug.torch import buckets
@@ -59,11 +60,15 @@ def DistributedOptimizer(
     Returns an object of a class that derives from the optimizer's class and has its name. It shares the optimizer's
     parameter groups and state.
 
-    Raises ValueError for invalid arguments, and with gradient_as_bucket_view=True for parameters that are not supported
-    or differ between ranks (in an elastic job, after the first step). Backward or ``step`` then raises ValueError for a
-    sparse gradient."""
+    Raises ValueError before ``init`` or ``add_process_set``, for invalid arguments, and with
+    gradient_as_bucket_view=True for parameters that are not supported or differ between ranks (in an elastic job, after
+    the first step). Backward or ``step`` then raises ValueError for a sparse gradient."""
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is already a DistributedOptimizer.")
+    if process_set.size() is None:  # gradients would silently not be reduced
+        if process_set is global_process_set:
+            raise NotInitializedError
+        raise ValueError(f"{process_set} is not registered; call add_process_set(...) before.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor is supported with op=Average only.")
     if gradient_as_bucket_view:

@@ -291,3 +291,20 @@ CHECKS = [
 @pytest.mark.parametrize("check", CHECKS)
 def test_optimizer_equals_training_alone(ranks, check):
     ranks.run(check)
+
+
+def test_optimizer_is_refused_before_init_and_with_a_set_that_is_not_registered(ranks):
+    def check():
+        def make(**options):
+            model = torch.nn.Linear(2, 1)
+            return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **options)
+
+        with pytest.raises(ValueError, match="is not registered; call add_process_set"):
+            make(process_set=hvd.ProcessSet([0]))
+        hvd.shutdown()
+        with pytest.raises(ValueError, match=r"use hvd.init\(\)"):
+            make()
+        hvd.init()
+        make()
+
+    ranks.run(check)
