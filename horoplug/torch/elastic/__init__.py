@@ -13,7 +13,7 @@ def train(state):
 
 train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0))
 
-For now, the processes of a job do not change: see :mod:`horoplug.common.elastic`.
+In a job of ``horovodrun --min-np``, processes that fail are replaced: see :mod:`horoplug.common.elastic`.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a training function whose first argument is its state (a :class:`TorchState`, or any
     :class:`horoplug.common.elastic.State`).
 
-    When an operation raises HorovodInternalError, all ranks restore the last ``state.commit()``, initialize again,
-    receive the state of rank 0, and call the function again. The function must resume from the progress in the state.
-    After ten failures in a row without a commit between them, the error is raised to the caller."""
+    When an operation raises HorovodInternalError, all ranks that are left restore the last ``state.commit()``,
+    initialize again, maybe with other ranks, receive the state of rank 0, and call the function again. The function
+    must resume from the progress in the state. After ten failures in a row without a commit between them, the error is
+    raised to the caller."""
     return run_fn(func, initialize_again)

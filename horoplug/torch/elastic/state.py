@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from horoplug.base.log import logger
 from horoplug.common.elastic import ObjectState
+from horoplug.torch.elastic.progress import Progress, checksum
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.snapshot import Snapshot
 from horoplug.torch.functions import (
@@ -53,32 +55,38 @@ class _DictHandler(StateHandler):
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
-        self._saved = Snapshot()
+        self._saved: Snapshot | None = Snapshot()
         self.save()
 
+    def keep_no_copy(self) -> None:
+        """From now on, :meth:`save` and :meth:`restore` do nothing."""
+        self._saved = None
+
     def save(self) -> None:
-        self._saved.save(self.value.state_dict())
+        if self._saved is not None:
+            self._saved.save(self.value.state_dict())
 
     def restore(self) -> None:
-        # Another copy, since optimizers keep the tensors that they are given.
-        self.value.load_state_dict(self._saved.value())
+        if self._saved is not None:
+            # Another copy, since optimizers keep the tensors that they are given.
+            self.value.load_state_dict(self._saved.value())
 
-    def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+    def sync(self, root_rank: int = 0) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank))
 
 
 class ModelStateHandler(_DictHandler):
     """A ``torch.nn.Module``: parameters and buffers."""
 
-    def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
+    def sync(self, root_rank: int = 0) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=root_rank)
 
 
 class OptimizerStateHandler(_DictHandler):
     """A ``torch.optim.Optimizer``: state and options; the parameters are the model's."""
 
-    def sync(self) -> None:
-        broadcast_optimizer_state(self.value, root_rank=0)
+    def sync(self, root_rank: int = 0) -> None:
+        broadcast_optimizer_state(self.value, root_rank=root_rank)
 
 
 class LRSchedulerStateHandler(_DictHandler):
@@ -120,11 +128,20 @@ class TorchState(ObjectState):
 
     Each argument becomes an attribute. For objects with a handler (models, optimizers, learning-rate schedules,
     samplers) their state is saved, also when the attribute is assigned; other objects are saved as in
-    :class:`ObjectState`."""
+    :class:`ObjectState`.
+
+    ``rollback=False``: models and optimizers are not copied. After a failure, processes keep their parameters, which
+    are those of a whole step, because a :class:`DistributedOptimizer` changes them only after all reductions of the
+    step. Processes that are behind, and new ones, take over the state of the one that has got furthest; then all
+    compare a checksum of the parameters. Call ``commit()`` directly after each step of the optimizer: if an operation
+    fails between the two, that step's batch is repeated. Other objects return to the last commit. Raises ValueError if
+    a handler does not support this."""
 
     _handlers: Mapping[str, StateHandler] = {}  # the value while __init__ runs
 
-    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any = None, optimizer: Any = None, *, rollback: bool = True, **kwargs: Any
+    ) -> None:
         handlers, others = {}, {}
         for name, value in {**kwargs, "model": model, "optimizer": optimizer}.items():
             if handler := _handler(value):
@@ -135,11 +152,29 @@ class TorchState(ObjectState):
         for name, handler in handlers.items():
             setattr(self, name, handler.value)
         self._handlers = handlers
+        self._progress = None if rollback else self._follow()
+
+    def _follow(self) -> Progress:
+        """Keep no copies of models and optimizers, and count the steps."""
+        progress = Progress()
+        for name, handler in self._handlers.items():
+            if not isinstance(handler, _DictHandler):
+                raise ValueError(
+                    f"TorchState(rollback=False): the handler of {name!r}, a {type(handler).__name__}, cannot take "
+                    "over the state of any rank"
+                )
+            if isinstance(handler, ModelStateHandler | OptimizerStateHandler):
+                handler.keep_no_copy()
+            if isinstance(handler, OptimizerStateHandler):
+                progress.follow(handler.value)
+        return progress
 
     def save(self) -> None:
         for handler in self._handlers.values():
             handler.save()
         super().save()
+        if self._progress is not None:
+            self._progress.commit()
 
     def restore(self) -> None:
         for handler in self._handlers.values():
@@ -147,10 +182,56 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
+        if self._progress is not None:
+            self._sync_from_furthest(self._progress)
+            return
         for handler in self._handlers.values():
             handler.sync()
             handler.save()  # restored after a failure before the first commit
         super().sync()
+
+    def _sync_from_furthest(self, progress: Progress) -> None:
+        """Give all ranks the state of the one that has got furthest, if they have not the same already. Collective."""
+        source, commits = progress.compare()
+        if source.is_ahead:
+            logger.warning(
+                "elastic: a step that was made and not committed is repeated; call commit() directly after the "
+                "optimizer's step()"
+            )
+        if source.is_needed:
+            self._take_over(progress, source.rank, commits)
+        if not self._is_alike():
+            logger.warning(
+                "elastic: the parameters of the ranks differ; all take over those of rank 0"
+            )
+            self._take_over(progress, 0, commits)
+            if not self._is_alike():
+                raise RuntimeError("elastic: the parameters of the ranks differ after a broadcast")
+
+    def _take_over(self, progress: Progress, source: int, commits: int) -> None:
+        """Take over the state of a rank. If that fails, a rank that had a state of its own has it again. Collective."""
+        handlers = [h for h in self._handlers.values() if isinstance(h, _DictHandler)]
+        before = []
+        if rank() != source and progress.commits >= 0:
+            for handler in handlers:
+                before.append(Snapshot())
+                before[-1].save(handler.value.state_dict())
+        try:
+            for handler in handlers:
+                handler.sync(source)
+                handler.save()
+            self._sync_from(source)
+        except BaseException:
+            for handler, copy in zip(handlers, before, strict=False):
+                handler.value.load_state_dict(copy.value())
+            raise
+        progress.adopt(max(commits, 0))
+
+    def _is_alike(self) -> bool:
+        """Whether the models of all ranks have the same parameters, bit for bit. Collective."""
+        models = [h.value for h in self._handlers.values() if isinstance(h, ModelStateHandler)]
+        own = [checksum(model.parameters()) for model in models]
+        return all(other == own for other in allgather_object(own))
 
     def reset(self) -> None:
         for handler in self._handlers.values():
@@ -160,5 +241,8 @@ class TorchState(ObjectState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._handlers:
-            self._handlers[name].set_value(value)
+            handler = self._handlers[name]
+            handler.set_value(value)
+            if self._progress is not None and isinstance(handler, OptimizerStateHandler):
+                self._progress.follow(value)
         super().__setattr__(name, value)
