@@ -72,6 +72,9 @@ class Config:
     dynamic_process_sets: bool = False
     status_seconds: float = 0.0
     elastic: bool = False
+    notice_signal: int | None = None
+    elastic_process: int | None = None
+    elastic_timeout: float = 600.0
     encrypt: bool = False
     libcrypto: str | None = None
     notes: tuple[tuple[int, str], ...] = ()

@@ -10,6 +10,7 @@ import base64
 import binascii
 import dataclasses
 import math
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,6 +47,14 @@ def _number(text: str, allowed: str) -> float:
     if not math.isfinite(value):
         raise ValueError(allowed)
     return value
+
+
+def _signal(text: str) -> int:
+    name = text.upper().removeprefix("SIG")
+    number = {each.name.removeprefix("SIG"): each.value for each in signal.Signals}.get(name)
+    if number is None:
+        raise ValueError("the name of a signal, such as SIGUSR1")
+    return number
 
 
 def _seconds(text: str) -> float:
@@ -424,6 +433,27 @@ VARIABLES: tuple[Variable, ...] = (
         False,
         "1: the number of ranks may change; a job of one rank then also reduces gradients through the core",
     ),
+    Variable(
+        "NOTICE_SIGNAL",
+        "notice_signal",
+        _signal,
+        None,
+        "signal by which a process of an elastic job is told to leave at the next commit, such as SIGUSR1",
+    ),
+    Variable(
+        "ELASTIC_PROCESS",
+        "elastic_process",
+        _integer(0),
+        None,
+        "set by horovodrun in elastic jobs: the number of this process, which never changes",
+    ),
+    Variable(
+        "ELASTIC_TIMEOUT",
+        "elastic_timeout",
+        _seconds,
+        600.0,
+        "seconds that an elastic job waits for its smallest number of processes (horovodrun --elastic-timeout)",
+    ),
 )
 
 # Variables of Horovod without a counterpart. Setting them must not break a job.
@@ -434,7 +464,6 @@ IGNORED: tuple[str, ...] = (
     "CCL_CACHE",
     "CYCLE_TIME",
     "DISABLE_NVTX_RANGES",
-    "ELASTIC_TIMEOUT",
     "ENABLE_ASYNC_COMPLETION",
     "ENABLE_XLA_OPS",
     "HIERARCHICAL_ALLGATHER",

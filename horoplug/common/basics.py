@@ -10,7 +10,7 @@ from typing import Any
 from horoplug._native import gpu_capabilities
 from horoplug.common import gpu
 from horoplug.common.context import context
-from horoplug.common.process_sets import ProcessSet, add_process_set
+from horoplug.common.process_sets import ProcessSet, add_process_set, global_process_set
 from horoplug.mpi import thread as mpi_thread
 from horoplug.rendezvous.bootstrap.over_mpi import ranks_of_communicator
 
@@ -26,7 +26,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     ``comm``: the processes of this job, as a list of the ranks that the launcher gave them or a communicator of mpi4py;
     rank i of the job is entry i. By default, all processes. Other processes may form other, independent jobs.
     ``process_sets``: process sets (:class:`ProcessSet`, or lists of ranks) to register, the same on every rank; or the
-    string "dynamic", which is accepted for compatibility with Horovod: sets can be added and removed at any time.
+    string "dynamic", which is accepted for compatibility with Horovod: sets can be added and removed at any time. In an
+    elastic job, sets with ranks that do not exist now are left out, and ``hvd.elastic.run`` registers the sets again.
 
     Raises ValueError for an invalid argument or environment variable and if the ranks give different process sets,
     HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time."""
@@ -34,6 +35,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     sets = _sets_of(process_sets)
     if not context.init(ranks, [each.ranks or [] for each in sets]):
         return
+    context.initial_sets = process_sets
+    if context.is_elastic:
+        sets = _possible(sets)
     try:
         _register(sets)
     except BaseException:
@@ -69,6 +73,19 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
             f"init(process_sets=...) takes a list of process sets, got {type(process_sets).__name__}."
         )
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
+
+
+def _possible(sets: Sequence[ProcessSet]) -> list[ProcessSet]:
+    """Those of the sets that can be registered with the number of ranks that an elastic job has now. Sets of all ranks
+    stand for the global set then."""
+    size, found = context.connections().size, []
+    for each in sets:
+        each._invalidate()
+        if each.ranks == list(range(size)):
+            each.process_set_id = global_process_set.process_set_id
+        elif max(each.ranks or [0]) < size:
+            found.append(each)
+    return found
 
 
 def _register(sets: Sequence[ProcessSet]) -> None:

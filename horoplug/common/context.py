@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from horoplug._native import Engine, EngineConfig, Error, Status
 from horoplug.base import descriptors, log
 from horoplug.base.config import Config
-from horoplug.base.errors import HorovodInternalError, NotInitializedError
+from horoplug.base.errors import HorovodInternalError, NotInitializedError, RendezvousError
 from horoplug.base.processors import engine_processors, starting_threads_on
 from horoplug.common import gpu
 from horoplug.common.in_flight import InFlight, Waitable
@@ -26,6 +26,7 @@ from horoplug.common.status import exception
 from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
 from horoplug.rendezvous.bootstrap.launcher_environment import inherited, recognise
 from horoplug.rendezvous.connections.peers import PeerConnections
+from horoplug.rendezvous.elastic import DismissedError, HostUpdate
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.report import Report
@@ -52,6 +53,13 @@ class Context:
         """The sets that the program has added, by id, without the global set."""
         self.per_job: dict[Any, Any] = {}
         """State that other modules keep until the next init, by a key of their choice."""
+        self.is_elastic = False
+        """Whether this process was started in an elastic job, so that ``init`` may return with other ranks each
+        time."""
+        self.initial_sets: Any = None
+        """The argument ``process_sets`` of the last ``init``."""
+        self.commits = 0
+        """Commits of an elastic state since the last membership of an elastic job was formed."""
         self.ranks: tuple[int, ...] | None = None
         """The processes of the job, by the ranks that the launcher gave them; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
@@ -116,27 +124,50 @@ class Context:
             config, server = self._recognise_launcher(Config.from_env())
             self._hook_process()
             self.ranks = ranks
-            logger = log.configure(
-                config.log_level, hide_time=config.log_hide_time, rank=config.rank
-            )
+            self.is_elastic = config.elastic_process is not None
+            config = self._connect_and_start(config, ranks, process_sets, server)
+            logger = log.logger
             config.log_notes(logger)
-            connections = self._connect(config, ranks, server)
+            self._tell_followers()
+            self._begin_timeline(config, logger)
+            if config.rank == 0 and config.status_seconds:
+                self._report = Report(config, self.engine().stats)
+            return True
+
+    def _connect_and_start(
+        self,
+        config: Config,
+        ranks: tuple[int, ...] | None,
+        process_sets: Sequence[Sequence[int]],
+        server: StoreServer | None,
+    ) -> Config:
+        """Connect to the other ranks and start the engine. Returns the configuration with this process's rank.
+
+        In an elastic job, processes that are left after a failure meanwhile connect again, and process sets with ranks
+        that do not exist are left out."""
+        while True:
+            if self.is_elastic:
+                config, connections = self._join_elastic_job(config, ranks)
+                process_sets = [each for each in process_sets if max(each, default=0) < config.size]
+            else:
+                connections = self._connect(config, ranks, server)
+            log.configure(config.log_level, hide_time=config.log_hide_time, rank=config.rank)
             streams = [(fd, os.fstat(fd)) for fd in connections.streams]
             try:
-                self._engine = _start_engine(config, connections, process_sets)
+                engine = _start_engine(config, connections, process_sets)
                 if connections.service is not None:
-                    connections.service.start(self._engine)
+                    connections.service.start(engine)
             except Error as error:
                 connections.close()
                 if error.args[0] == Status.MISMATCH:
                     raise ValueError(error.args[1]) from None
-                raise exception(error) from None
-            self._connections, self._streams = connections, streams
-            self._tell_followers()
-            self._begin_timeline(config, logger)
-            if config.rank == 0 and config.status_seconds:
-                self._report = Report(config, self._engine.stats)
-            return True
+                failure = exception(error)
+                if not self.is_elastic or not isinstance(failure, HorovodInternalError):
+                    raise failure from None
+                log.logger.warning("elastic: the processes connect again: %s", failure)
+                continue
+            self._engine, self._connections, self._streams = engine, connections, streams
+            return config
 
     def _begin_timeline(self, config: Config, logger: logging.Logger) -> None:
         self._timeline_allowed = config.timeline is not None
@@ -206,6 +237,52 @@ class Context:
         # Count the generation even if connecting fails, because it then fails on all ranks.
         self._generations[ranks] = generation + 1
         return self._rendezvous.connect(generation, ranks)
+
+    def _join_elastic_job(
+        self, config: Config, ranks: tuple[int, ...] | None
+    ) -> tuple[Config, PeerConnections]:
+        """Take part in the next membership. Returns the configuration with this process's rank and the size of the job,
+        and its connections. If processes fail while they connect, they form a further membership.
+
+        Ends the program (SystemExit) if the launcher does not need this process any more. Errors: those of
+        :meth:`horoplug.rendezvous.elastic.ElasticMember.join`."""
+        if ranks is not None:
+            raise ValueError(
+                "init(comm=...) cannot choose the processes of an elastic job, which come and go; call init() "
+                "without it"
+            )
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous(config)
+        member = self._rendezvous.elastic_member
+        assert member is not None
+        while True:
+            commits, self.commits = self.commits, 0
+            try:
+                membership = member.join(commits)
+            except DismissedError as dismissal:
+                log.logger.info("%s", dismissal)
+                raise SystemExit(0) from None
+            try:
+                connections = self._rendezvous.connect_members(membership)
+            except RendezvousError as error:
+                log.logger.warning("elastic: the processes connect again: %s", error)
+                continue
+            config = dataclasses.replace(config, rank=connections.rank, size=connections.size)
+            return config, connections
+
+    def host_update(self, *, leaves: bool = False) -> HostUpdate | None:
+        """The launcher's notification that processes of an elastic job should come or go, once; only on rank 0.
+
+        ``leaves``: whether this process was told to leave, which the launcher learns by that."""
+        member = None if self._rendezvous is None else self._rendezvous.elastic_member
+        if member is None:
+            return None
+        if leaves:
+            with contextlib.suppress(
+                RendezvousError
+            ):  # the launcher has ended, and so does the job
+                member.leave()
+        return member.update()
 
     def shutdown(self) -> None:
         """Leave the job, and tell the other ranks. Does nothing without a job. Operations in flight fail on all

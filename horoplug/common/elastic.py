@@ -1,8 +1,8 @@
 """Elastic training: the state that is committed and restored, and the loop around the training function. The
 ``elastic`` module of each framework builds on this.
 
-For now, the processes of a job do not change: no launcher reports hosts that come or go, and after a failure the same
-ranks initialize again.
+In a job that ``horovodrun --min-np`` has started, processes that fail are replaced, and ``init`` may return with other
+ranks and another size. In other jobs, the same ranks initialize again.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ import contextlib
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
+from horoplug.base import config
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.base.log import logger
 from horoplug.common.basics import init, shutdown
+from horoplug.common.context import context
+from horoplug.common.notice import Notice
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """The last of this number of consecutive failures without a commit between them is raised to the program."""
+
+CHECK_SECONDS: Final = 0.1
+"""Of commits that follow each other faster than this, only some check for new hosts."""
+CHECKS_AT_FIRST: Final = 10
+"""The first commits of a membership, which all check."""
+MOST_UNCHECKED: Final = 50
+"""Commits without a check, at most, between two with one."""
 
 
 class Listener(Protocol):
@@ -31,7 +42,7 @@ class Listener(Protocol):
 
 
 class WorkerNotificationManager:
-    """Forwards notifications of the launcher about hosts. ``horovodrun`` sends none yet."""
+    """Forwards the launcher's notifications about hosts, which arrive on rank 0, to the states."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,6 +68,12 @@ class WorkerNotificationManager:
         with self._lock:
             self._listeners.discard(listener)
 
+    def poll(self) -> None:
+        """Forward the launcher's notification, if there is one, and tell it if this process was told to leave."""
+        update = context.host_update(leaves=notice.is_given)
+        if update is not None:
+            self.handle_hosts_updated(*update)
+
     def handle_hosts_updated(
         self, timestamp: float, update_res: int = HostUpdateResult.no_update
     ) -> None:
@@ -68,6 +85,29 @@ class WorkerNotificationManager:
 
 
 notification_manager = WorkerNotificationManager()
+notice = Notice()
+
+
+class CheckPace:
+    """Decides on rank 0 how many commits follow without a check for new hosts.
+
+    In a check all ranks wait for rank 0, which takes a considerable part of a step of a few milliseconds."""
+
+    def __init__(self) -> None:
+        self._checks = 0
+        self._unchecked = 0
+        self._time = 0.0
+
+    def next_unchecked(self) -> int:
+        """Called at each check. Returns the number of commits without one that follow."""
+        now = time.monotonic()
+        seconds = (now - self._time) / (self._unchecked + 1)  # for each commit since the last check
+        self._time = now
+        self._checks += 1
+        if self._checks > CHECKS_AT_FIRST:
+            wanted = int(CHECK_SECONDS / max(seconds, 1e-6))
+            self._unchecked = min(wanted, 2 * self._unchecked + 1, MOST_UNCHECKED)
+        return self._unchecked
 
 
 class State:
@@ -82,6 +122,8 @@ class State:
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits = 0
+        self._pace = CheckPace()
+        self._unchecked = 0  # calls of check_host_updates that do nothing; the same on all ranks
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call these functions, in this order, after each new ``init`` (for example to scale the learning rate)."""
@@ -90,6 +132,8 @@ class State:
     def on_reset(self) -> None:
         """Called after each new ``init``, before the state is synchronized."""
         self._host_messages = queue.Queue()
+        self._pace = CheckPace()
+        self._unchecked = 0
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -104,10 +148,19 @@ class State:
         Collective: all ranks call it at the same point."""
         self.save()
         self._commits += 1
+        context.commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified that hosts have changed. Collective."""
+        """Raise HostsUpdatedInterrupt on all ranks, in the same call, if rank 0 was notified that hosts have changed.
+        Collective.
+
+        If calls follow each other fast, rank 0 decides that some of them do nothing. Then a notification is raised
+        after about CHECK_SECONDS."""
+        if self._unchecked:
+            self._unchecked -= 1
+            return
+        notification_manager.poll()
         before = newest = self._last_updated_timestamp
         changes = int(HostUpdateResult.no_update)
         while not self._host_messages.empty():
@@ -115,7 +168,8 @@ class State:
             if timestamp > newest:
                 newest = timestamp
                 changes |= change
-        before, newest, changes = self._bcast_object((before, newest, changes))
+        update = before, newest, changes, self._pace.next_unchecked()
+        before, newest, changes, self._unchecked = self._bcast_object(update)
         self._last_updated_timestamp = newest
         if newest > before:
             raise HostsUpdatedInterrupt(changes == HostUpdateResult.removed)
@@ -158,8 +212,13 @@ class ObjectState(State):
             setattr(self, name, self._copy(value))
 
     def sync(self) -> None:
+        self._sync_from(0)
+
+    def _sync_from(self, root_rank: int) -> None:
+        """Broadcast the state of a rank. Collective."""
         if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
+            root = () if root_rank == 0 else (root_rank,)  # a user's function may take no root
+            self._saved_state = self._bcast_object(self._saved_state, *root)
             ObjectState.restore(self)
 
     def _copy(self, value: Any) -> Any:
@@ -189,12 +248,17 @@ def run_fn(
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         notification_manager.init()
         notification_manager.register_listener(state)
-        skip_sync = False
+        notice.watch(config.value("NOTICE_SIGNAL"))
+        skip_sync = must_reset = False
         failures, commits = 0, _commits(state)
         try:
             while True:
                 try:
                     with _failures(is_failure):
+                        if must_reset:
+                            reset()
+                            state.on_reset()
+                            must_reset = False
                         if not skip_sync:
                             state.sync()
                         return func(state, *args, **kwargs)
@@ -209,8 +273,8 @@ def run_fn(
                     skip_sync = False
                 except HostsUpdatedInterrupt as interrupt:
                     skip_sync = interrupt.skip_sync
-                reset()
-                state.on_reset()
+                    state.save()  # there may have been no commit, and sync() sends what was saved
+                must_reset = True
         finally:
             notification_manager.remove_listener(state)
 
@@ -218,9 +282,9 @@ def run_fn(
 
 
 def initialize_again() -> None:
-    """Leave the job, if it still exists, and form it again. Collective."""
+    """Leave the job, if it still exists, and form it again, with the process sets of the last ``init``. Collective."""
     shutdown()
-    init()
+    init(process_sets=context.initial_sets)
 
 
 @contextlib.contextmanager

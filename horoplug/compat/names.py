@@ -26,6 +26,7 @@ MODULES: Final = {
     "horovod.runner.common.util.timeout": "horoplug.compat.timeout",
     "horovod.runner.elastic.discovery": "horoplug.runner.elastic.discovery",
     "horovod.runner.elastic.worker": "horoplug.common.elastic",
+    "horovod.runner.launch": "horoplug.runner.horovod_launch",
     "horovod.runner.util.threads": "horoplug.compat.threads",
     "horovod.keras": "horoplug.keras",
     "horovod.keras.callbacks": "horoplug.keras.callbacks",
@@ -94,7 +95,6 @@ MISSING: Final = (
     "horovod.runner.gloo_run",
     "horovod.runner.http",
     "horovod.runner.js_run",
-    "horovod.runner.launch",
     "horovod.runner.mpi_run",
     "horovod.runner.run_task",
     "horovod.runner.task",
@@ -188,6 +188,7 @@ NAMES: Final = {
     "horovod.runner.elastic.discovery": _words(
         "DiscoveredHosts FixedHosts HostDiscovery HostDiscoveryScript HostManager"
     ),
+    "horovod.runner.launch": ["_run_elastic", "parse_args", "run_commandline"],
     "horovod.runner.elastic.worker": ["HostUpdateResult", "WorkerNotificationManager"],
     "horovod.runner.util.threads": ["execute_function_multithreaded", "in_thread", "on_event"],
     "horovod.tensorflow": [

@@ -10,7 +10,7 @@ def train(state):
 
 train(hvd.elastic.JaxState(params=params, opt_state=optimizer.init(params), step=0))
 
-For now, the processes of a job do not change: see :mod:`horoplug.common.elastic`.
+In a job of ``horovodrun --min-np``, processes that fail are replaced: see :mod:`horoplug.common.elastic`.
 """
 
 from collections.abc import Callable

@@ -6,11 +6,13 @@ the other ranks learn when this rank dies. On rank 0 it may also be the store's 
 
 from __future__ import annotations
 
+from horoplug._native import version
 from horoplug.base.config import Config
 from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.measure import Costs
 from horoplug.mpi.transport import CostsKey, MpiTransport, requested_transport
 from horoplug.rendezvous.connections.peers import PeerConnections, connect_peers
+from horoplug.rendezvous.elastic import ElasticMember, Membership
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.network.topology import host_key
@@ -30,7 +32,8 @@ class Rendezvous:
         self._server = server
         self._client: StoreClient | None = None
         self._mpi_costs: dict[CostsKey, Costs] = {}
-        if config.size == 1:
+        self._member: ElasticMember | None = None
+        if config.size == 1 and config.elastic_process is None:
             return
         if config.rendezvous_addr is None or config.rendezvous_port is None:
             raise ValueError(
@@ -62,6 +65,8 @@ class Rendezvous:
         except BaseException:
             self.close()
             raise
+        if config.elastic_process is not None:
+            self._member = ElasticMember(self._client, config.elastic_process, version())
 
     def __enter__(self) -> Rendezvous:
         return self
@@ -75,11 +80,24 @@ class Rendezvous:
         ``generation``: how many calls with the same ``ranks`` came before, the same on all of them.
 
         Errors: those of :func:`horoplug.rendezvous.connections.peers.connect_peers`."""
+        rank = self._config.rank if ranks is None else ranks.index(self._config.rank)
+        size = self._config.size if ranks is None else len(ranks)
+        return self._connect(rank, size, generation, ranks)
+
+    def _connect(
+        self,
+        rank: int,
+        size: int,
+        generation: int,
+        launched: tuple[int, ...] | None,
+        scope: str | None = None,
+    ) -> PeerConnections:
         config = self._config
         return connect_peers(
-            rank=config.rank if ranks is None else ranks.index(config.rank),
-            size=config.size if ranks is None else len(ranks),
-            launched=ranks,
+            rank=rank,
+            size=size,
+            launched=launched,
+            scope=scope,
             store=self._client,
             secret=config.secret_key,
             generation=generation,
@@ -88,9 +106,23 @@ class Rendezvous:
             data_timeout=config.gloo_timeout_seconds,
             interface=config.gloo_iface,
             streams=config.num_streams,
-            mpi=None if config.encrypt else MpiTransport(config, ranks, self._mpi_costs),
+            mpi=None if config.encrypt else MpiTransport(config, launched, self._mpi_costs),
             encrypt=config.encrypt,
             connect_all=config.connect_all,
+        )
+
+    @property
+    def elastic_member(self) -> ElasticMember | None:
+        """This process's conversation with the launcher of an elastic job; None in other jobs."""
+        return self._member
+
+    def connect_members(self, membership: Membership) -> PeerConnections:
+        """Connect with the other processes of a membership of an elastic job. Collective. Errors: those of
+        :meth:`connect`."""
+        processes = membership.processes
+        rank = processes.index(self._config.elastic_process)
+        return self._connect(
+            rank, len(processes), membership.generation, processes, "elastic/mesh/"
         )
 
     def failed(self) -> None:

@@ -16,8 +16,12 @@ The launcher sends frames on stdin (kind, length u32, payload):
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
     W  do not read the ranks' output for now                             G  read the ranks' output again
+    X  kill one rank: number i32                                         F  end when all ranks have ended
     O  open a tunnel: number and command, as JSON                        Q  kill a tunnel: number i32
     I  for a tunnel's stdin: number i32, bytes; no bytes: its end
+
+The description of an elastic job says "keep": the agent then stays when its ranks have ended, takes further ranks in
+further J frames, kills what a rank leaves behind in its session when the rank ends, and ends after F.
 
 A tunnel is an ssh process to the agent of a further host (spawn_tree.py), with numbers from FIRST_TUNNEL downwards. The
 launcher writes its stdin and reads its output through this agent, as if it had started ssh itself.
@@ -57,6 +61,7 @@ START, PROBE, PROBE_INPUT = b"J", b"C", b"M"
 TERMINATE, KILL = b"T", b"K"
 PING, SUSPENDED = b"B", b"Z"
 HOLD, CONTINUE = b"W", b"G"
+KILL_RANK, FINISH = b"X", b"F"
 TUNNEL, TUNNEL_INPUT, TUNNEL_KILL = b"O", b"I", b"Q"
 # Kinds of frames from the agent.
 PID, STDOUT, STDERR, ENDED = b"P", b"1", b"2", b"X"
@@ -361,6 +366,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._inbox = bytearray()
         self._begun = False  # whether there has been a job
+        self._keep = False  # further ranks may be started
         self._silence = silence
         self._heard = time.monotonic()
         self._check: subprocess.Popen[bytes] | None = None
@@ -409,6 +415,7 @@ class Agent:
     def _start(self, job: dict[str, Any]) -> None:
         self._begun = True
         self._grace = float(job["grace"])
+        self._keep = bool(job.get("keep"))
         if self._check is not None and self._check.pid in self._running:
             self._check.kill()
         if self._kill_at is not None:
@@ -420,6 +427,8 @@ class Agent:
             env = common | {_bytes(k): _bytes(v) for k, v in entry["env"].items()}
             process = self._popen(rank, command, env, _bytes(job["cwd"]), subprocess.DEVNULL)
             if process is None:
+                if self._keep:
+                    continue
                 self._terminate(0.0)
                 return
             self._running[process.pid] = rank, process
@@ -497,7 +506,7 @@ class Agent:
         SIGTERM."""
         now = time.monotonic()
         if self._kill_at is None or now <= self._kill_at + _KILL_SECONDS:
-            if self._running or not (self._begun or self._kill_at is not None):
+            if self._running or (self._kill_at is None and (self._keep or not self._begun)):
                 return False
             if self._processes():
                 self._terminate(self._grace)
@@ -557,6 +566,10 @@ class Agent:
             self._heard = math.inf
         elif kind in (HOLD, CONTINUE):
             self._relay.hold(kind == HOLD)
+        elif kind == KILL_RANK:
+            self._kill_rank(*NUMBER.unpack(payload))
+        elif kind == FINISH:
+            self._begun, self._keep = True, False
         elif kind == PROBE_INPUT and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)
@@ -597,6 +610,11 @@ class Agent:
         if first and grace > 0:
             signal_all(self._processes(), signal.SIGTERM)
 
+    def _kill_rank(self, rank: int) -> None:
+        for pid, (each, _) in self._running.items():
+            if each == rank:
+                signal_all([pid], signal.SIGKILL)
+
     def _collect(self) -> None:
         """Report the ranks and tunnels that have ended. If several have, the likely cause comes first."""
         for pid, code in sorted(reap(), key=lambda end: severity(end[1])):
@@ -608,8 +626,12 @@ class Agent:
                 continue
             rank, process = self._running.pop(pid)
             process.returncode = code  # Popen must not wait for the pid, which may be reused
-            if rank == CHECK:
-                self._relay.drain(CHECK)  # report its output before its end
+            if self._keep:
+                # Nothing of this rank may hold a GPU or a port that its replacement needs.
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+            if rank == CHECK or self._keep:
+                self._relay.drain(rank)  # report its output before its end
             self._relay.send(ENDED, rank, struct.pack("!i", code))
 
     def _flush(self) -> None:

@@ -51,6 +51,8 @@ class AgentConnection:
         """``connect_seconds``: limit for ssh to connect; ``number``: of the host in the job; ``parent``: the agent that
         starts this one by ssh, None: the launcher does; ``step``: starts it instead of ssh."""
         self.host = host
+        self.ranks = set(host.ranks)
+        """The ranks that the agent starts. An elastic job adds further ones."""
         self.parent = parent
         self.greeted = False
         self.done = False  # whether it has reported that all its processes have ended
@@ -150,7 +152,7 @@ class AgentConnection:
             return
         while len(self._inbox) >= agent.FRAME.size:
             kind, rank, length = agent.FRAME.unpack_from(self._inbox)
-            known = rank == agent.CHECK or rank in self.host.ranks or rank in self._children
+            known = rank == agent.CHECK or rank in self.ranks or rank in self._children
             if length > MAX_FRAME or not known:
                 raise LostError("the agent there sent an invalid frame")
             end = agent.FRAME.size + length
@@ -236,12 +238,13 @@ def describe_job(
     inherit: bool,
     silence: float | None,
     grace: float,
+    keep: bool = False,
 ) -> bytes:
     """The payload that describes a job to an agent or, without ``ranks``, a check.
 
     ``env``: variables of all ranks; ``ranks``: each rank's own variables; ``inherit``: whether the agent's own
     variables are added; ``silence``: seconds without a frame after which the launcher counts as gone, None: never;
-    ``grace``: seconds between SIGTERM and SIGKILL."""
+    ``grace``: seconds between SIGTERM and SIGKILL; ``keep``: whether further ranks may follow."""
 
     def packed(variables: Mapping[str, str]) -> dict[str, str]:
         return {pack_text(name): pack_text(value) for name, value in variables.items()}
@@ -253,6 +256,7 @@ def describe_job(
         "inherit": inherit,
         "silence": silence,
         "grace": grace,
+        "keep": keep,
     }
     if ranks is not None:
         job["ranks"] = [{"rank": rank, "env": packed(own)} for rank, own in ranks.items()]

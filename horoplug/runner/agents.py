@@ -29,6 +29,8 @@ class Agents:
         self.quiet_seconds = quiet_seconds
         self.all: list[AgentConnection] = []
         self.open: set[AgentConnection] = set()
+        self.may_grow = False
+        """Whether agents of other hosts may be added to :attr:`all` later."""
         self._ping_seconds = ping_seconds
         self._step: SlurmStep | None = None
 
@@ -60,14 +62,20 @@ class Agents:
         self.start_more()
 
     def start_more(self) -> None:
-        """Start agents that wait until earlier ones have connected. The number of connections in progress is limited
-        because every ssh takes CPU time on this host, and gateways and login services refuse too many at once. Errors:
-        LostError."""
+        """Start agents that wait until earlier ones have connected. Errors: LostError."""
+        for connection in self.due():
+            connection.start()
+            self.open.add(connection)
+
+    def due(self) -> list[AgentConnection]:
+        """The agents to start now. The number of connections in progress is limited because every ssh takes CPU time on
+        this host, and gateways and login services refuse too many at once."""
         waiting = [each for each in self.all if not each.started]
         if not waiting:
-            return
+            return []
         remote = self.open_remote
         connecting = sum(not each.greeted and each.parent is None for each in remote)
+        found = []
         for connection in waiting:
             if connection.parent is not None:
                 if not connection.parent.greeted:
@@ -76,8 +84,8 @@ class Agents:
                 if connecting >= CONNECTING:
                     continue
                 connecting += 1
-            connection.start()
-            self.open.add(connection)
+            found.append(connection)
+        return found
 
     def start_directly(self, connection: AgentConnection) -> None:
         """Let the launcher start an agent that another agent has failed to start."""
@@ -106,22 +114,22 @@ class Agents:
     @contextlib.contextmanager
     def pinged(self) -> Iterator[None]:
         """Ping other hosts from a thread, even while this process is stuck writing a log to a slow disk."""
-        remote = [connection for connection in self.all if not connection.host.is_local]
         over = threading.Event()
 
         def ping() -> None:
             while not over.wait(self._ping_seconds):
-                for connection in remote:
-                    connection.ping()
+                for connection in list(self.all):
+                    if not connection.host.is_local:
+                        connection.ping()
 
         thread = threading.Thread(target=ping, daemon=True)
-        if remote:
+        if self.may_grow or any(not connection.host.is_local for connection in self.all):
             thread.start()
         try:
             yield
         finally:
             over.set()
-            if remote:
+            if thread.ident is not None:
                 thread.join()
 
     # ---- receiving ---------------------------------------------------------------------------------------------------

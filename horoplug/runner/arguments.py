@@ -58,6 +58,18 @@ class Options:
     compat: bool = False
     output_filename: Path | None = None
     prefix_output_with_timestamp: bool = False
+    min_num_proc: int | None = None
+    max_num_proc: int | None = None
+    host_discovery_script: str | None = None
+    slots_per_host: int | None = None
+    reset_limit: int | None = None
+    blacklist_cooldown_range: Sequence[int] | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether processes may come and go while the job runs."""
+        asked = (self.min_num_proc, self.max_num_proc, self.host_discovery_script)
+        return any(value is not None for value in asked)
 
     @property
     def remote(self) -> Ssh:
@@ -104,12 +116,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def options(given: dict[str, Any], command: list[str]) -> Options:
-    """The options for values by the flags' attributes. Errors: UsageError for flags that are not available yet."""
-    for flag in all_flags():
-        if flag.later and flag.attribute in given:
-            raise UsageError(
-                f"{flag.names.split()[0]}: elastic jobs are not available yet; give -np, and -H for the hosts"
-            )
+    """The options for values by the flags' attributes. Errors: UsageError."""
     if "hosts" in given and "hostfile" in given:
         raise UsageError("argument -hostfile/--hostfile: not allowed with argument -H/--hosts")
     fields = {field.name for field in dataclasses.fields(Options)}

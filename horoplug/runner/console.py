@@ -51,19 +51,28 @@ class Console:
         """Handle what ``rank`` has printed on its stdout (``number`` 0) or stderr (1)."""
         self._output.feed(rank, number, data)
 
+    def add(self, rank: int) -> None:
+        """Take the output of a further rank."""
+        try:
+            self._output.add(rank)
+        except OSError as error:
+            self._output.add(rank, logged=False)
+            self.notice(f"{error.filename}: {error.strerror}; process {rank} has no log")
+
     def say(self, text: str) -> None:
         """Print a message of ``--verbose``."""
         if self._verbose:
-            self._notice(text)
+            self.notice(text)
 
-    def _notice(self, text: str) -> None:
+    def notice(self, text: str) -> None:
+        """Print a message."""
         self._output.notice(f"horovodrun: {text}")
 
     def check(self) -> bytes | None:
         """Report the streams that have failed. Returns a command for the agents if the ranks have to wait for the
         launcher's own output (``HOLD``) or no longer have to (``CONTINUE``)."""
         for line in self._outlets.new_errors():
-            self._notice(line)
+            self.notice(line)
         if self._outlets.congested == self._held:
             return None
         self._held = not self._held
@@ -108,14 +117,14 @@ class Console:
         with contextlib.suppress(BrokenPipeError):
             self._output.close()
             if last_line:
-                self._notice(last_line)
+                self.notice(last_line)
             while True:
                 lost = self._outlets.flush(wakeup, patience, is_over)
                 lines = self._outlets.new_errors()
                 if lost or not lines:
                     break
                 for line in lines:
-                    self._notice(line)
+                    self.notice(line)
             if lost:
-                self._notice(f"{lost} bytes of output were not accepted and are lost")
+                self.notice(f"{lost} bytes of output were not accepted and are lost")
                 self._outlets.flush(wakeup, 0.1, lambda: False)

@@ -21,6 +21,8 @@ DECIDED = (
     "SECRET_KEY",
     "CONTROLLER",
     "CPU_OPERATIONS",
+    "ELASTIC_PROCESS",
+    "RESTART_COUNT",
 )
 
 
@@ -38,6 +40,8 @@ def common_environment(
     ``outer``: the launcher's environment, or for another host its forwarded part; ``settings``: variables that flags
     set, without prefix; ``compat``: ``import horovod`` imports horoplug (:mod:`horoplug.compat`)."""
     env = dict(outer)
+    if "HOROPLUG_ELASTIC_PROCESS" in env:  # of an elastic job that has started this launcher
+        env.pop("HOROVOD_ELASTIC", None)
     for name in DECIDED:
         env.pop(f"HOROPLUG_{name}", None)
         env.pop(f"HOROVOD_{name}", None)
@@ -80,3 +84,25 @@ def job_environment(
 def rank_environment(rank: int, numbers: Mapping[str, str]) -> dict[str, str]:
     """The variables of one rank. ``numbers``: its local and cross ranks and sizes, by name without prefix."""
     return {"HOROVOD_RANK": str(rank)} | {f"HOROVOD_{name}": text for name, text in numbers.items()}
+
+
+def elastic_environment(
+    process: int, slot: int, local_slot: int, restarts: int, size: int
+) -> dict[str, str]:
+    """The variables of one process of an elastic job. Its rank is only known in ``init()``. Programs that read the
+    variables before, for example to choose a GPU, find numbers that no other live process has.
+
+    ``slot``: unique among the live processes; ``local_slot``: among those of its host; ``restarts``: how often the job
+    has been formed again after failures; ``size``: the number of live processes."""
+    size = max(size, slot + 1)
+    return {
+        "HOROVOD_RANK": str(slot),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(local_slot),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_ELASTIC": "1",
+        "HOROPLUG_ELASTIC_PROCESS": str(process),
+        "HOROPLUG_RESTART_COUNT": str(restarts),
+    }

@@ -39,8 +39,7 @@ class Flag:
     """One flag, or several mutually exclusive ones (``forms``).
 
     ``names``: all names, the canonical one last; ``variable``: the HOROVOD_ variable of the ranks that the flag sets;
-    ``config``: ``section.key`` in a configuration file; ``text``: converts a value to the variable's text; ``later``:
-    whether the flag is refused as not available yet."""
+    ``config``: ``section.key`` in a configuration file; ``text``: converts a value to the variable's text."""
 
     names: str
     kind: Kind
@@ -51,7 +50,6 @@ class Flag:
     forms: tuple[Form, ...] = ()
     count: int | None = None  # number of values, if the flag takes several
     repeated: bool = False  # may be given more than once
-    later: bool = False
 
     @property
     def attribute(self) -> str:
@@ -70,10 +68,6 @@ def _opposite(value: bool) -> str:
 def _switch(on: str, on_help: str, off: str = "", off_help: str = "", **more: Any) -> Flag:
     forms = (Form(on, True, on_help), *([Form(off, False, off_help)] if off else []))
     return Flag(on, SWITCH, forms=forms, **({"text": _bit} | more))
-
-
-def _elastic(names: str, kind: Kind, what: str, count: int | None = None) -> Flag:
-    return Flag(names, kind, f"{what}; not available yet", count=count, later=True)
 
 
 FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
@@ -349,16 +343,48 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
     ),
     "elastic jobs": (
-        _elastic("--min-np --min-num-proc", whole_number(1), "smallest number of processes"),
-        _elastic("--max-np --max-num-proc", whole_number(1), "largest number of processes"),
-        _elastic("--slots-per-host", whole_number(1), "slots of hosts that specify none"),
-        _elastic("--host-discovery-script", text("FILE"), "program that lists the available hosts"),
-        _elastic("--elastic-timeout", SECONDS, "seconds to wait for enough hosts"),
-        _elastic(
-            "--reset-limit", whole_number(1), "number of host changes after which the job ends"
+        Flag(
+            "--min-np --min-num-proc",
+            whole_number(1),
+            "smallest number of processes (-np, or 1); the job goes on while it has that many",
+            config="elastic.min_np",
         ),
-        _elastic(
-            "--blacklist-cooldown-range", whole_number(1, "S"), "seconds to avoid a failed host", 2
+        Flag(
+            "--max-np --max-num-proc",
+            whole_number(1),
+            "largest number of processes (-np, or all slots)",
+            config="elastic.max_np",
+        ),
+        Flag(
+            "--host-discovery-script",
+            text("COMMAND"),
+            "program that prints a line HOST or HOST:SLOTS for each host; called again and again",
+            config="elastic.host_discovery_script",
+        ),
+        Flag(
+            "--slots-per-host",
+            whole_number(1),
+            "slots of hosts that the script prints without a number (1)",
+            config="elastic.slots_per_host",
+        ),
+        Flag(
+            "--elastic-timeout",
+            SECONDS,
+            "seconds to wait for the smallest number of processes (600; HOROVOD_ELASTIC_TIMEOUT)",
+            "ELASTIC_TIMEOUT",
+            "elastic.timeout",
+        ),
+        Flag(
+            "--reset-limit",
+            whole_number(1),
+            "how often the processes may form the job again (any number of times)",
+            config="elastic.reset_limit",
+        ),
+        Flag(
+            "--blacklist-cooldown-range",
+            whole_number(1, "S"),
+            "least and most seconds for which a failed host is not used (for ever)",
+            count=2,
         ),
     ),
 }

@@ -44,6 +44,8 @@ _LATER = 10.0  # seconds beyond the ranks' own timeout after which a host is los
 class Job:
     """Runs one job, from its start to its exit code."""
 
+    _startup_class: type[Startup] = Startup
+
     def __init__(
         self,
         command: list[str],
@@ -63,6 +65,7 @@ class Job:
         status: bool = False,
         variables: Mapping[str, str] | None = None,
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+        is_local: bool | None = None,
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: the hosts and their ranks.
         ``began``: the time from which the start timeout counts (``time.monotonic()``). ``ssh``: how to reach other
@@ -73,6 +76,7 @@ class Job:
         status line if the output is a terminal. ``variables``: environment variables for the ranks, by full name.
         ``serve``: called before the ranks start, with an address that all of them reach and the job's secret; returns
         further variables for them. With ``serve``, the caller reports the failure (:attr:`verdict`).
+        ``is_local``: whether all ranks are on this host, by default found from ``hosts``.
 
         Errors: ValueError for an invalid variable; OSError if the folder for the output cannot be created."""
         plain = common_environment(os.environ, settings)
@@ -101,8 +105,9 @@ class Job:
             variables=variables,
             forward=forward,
             serve=serve,
+            is_local=is_local,
         )
-        self._startup = Startup(
+        self._startup = self._startup_class(
             self._agents,
             self._description,
             hosts,
@@ -165,8 +170,8 @@ class Job:
         self._console.say(f"rendezvous on {address}:{port}")
 
     def _loop(self, woken: socket.socket) -> None:
-        while self._agents.open:
-            wakeups = woken.fileno(), self._console.wakeup
+        while self._is_running():
+            wakeups = woken.fileno(), self._console.wakeup, *self._further_wakeups()
             for connection, is_stderr in self._agents.wait(wakeups, self._timeout()):
                 if is_stderr:
                     self._read_stderr(connection)
@@ -175,6 +180,13 @@ class Job:
             if command := self._console.check():
                 self._agents.send(command)
             self._check_deadlines()
+
+    def _is_running(self) -> bool:
+        return bool(self._agents.open)
+
+    def _further_wakeups(self) -> tuple[int, ...]:
+        """Nonblocking descriptors that end the wait of the loop."""
+        return ()
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
@@ -264,9 +276,13 @@ class Job:
         elif kind == agent.ENDED:
             self._on_rank_end(rank, *struct.unpack("!i", payload))
         elif kind == agent.NOT_STARTED:
-            text = payload.decode(errors="replace")
-            self._outcome.ranks_lost(connection.host.ranks)
-            self._fail(f"rank {rank} could not be started{where}: {text}", 126)
+            self._on_not_started(connection, rank, payload.decode(errors="replace"), where)
+
+    def _on_not_started(
+        self, connection: AgentConnection, rank: int, text: str, where: str
+    ) -> None:
+        self._outcome.ranks_lost(connection.host.ranks)
+        self._fail(f"rank {rank} could not be started{where}: {text}", 126)
 
     def _on_check(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Handle a frame about a host's probe."""

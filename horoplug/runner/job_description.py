@@ -7,7 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from .agent_connection import AgentConnection, describe_job
-from .environment import common_environment, job_environment, rank_environment
+from .elastic.roster import Start
+from .environment import (
+    common_environment,
+    elastic_environment,
+    job_environment,
+    rank_environment,
+)
 from .forwarding import forwarded, not_forwarded
 from .hosts import Placement, local_and_cross_ranks
 
@@ -29,11 +35,13 @@ class JobDescription:
         variables: Mapping[str, str] | None = None,
         forward: Sequence[str] = (),
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+        is_local: bool | None = None,
     ) -> None:
         """``python``: the Python of other hosts; ``silence``: seconds without a frame after which agents of other hosts
-        count the launcher as gone; ``grace``: seconds between SIGTERM and SIGKILL. The other arguments are those of
+        count the launcher as gone; ``grace``: seconds between SIGTERM and SIGKILL; ``is_local``: whether all ranks are
+        on this host, by default found from ``hosts``. The other arguments are those of
         :class:`horoplug.runner.job.Job`."""
-        self.is_local = all(host.is_local for host in hosts)
+        self.is_local = all(host.is_local for host in hosts) if is_local is None else is_local
         self._command = command
         self._size = size
         self._settings = settings
@@ -73,19 +81,48 @@ class JobDescription:
         ``server``: address and port of the rendezvous; ``interface``: the network interface on which the ranks
         listen, None: any."""
         host = connection.host
+        env = self._job_environment(connection, server, secret, interface, self._size)
+        ranks = {rank: rank_environment(rank, self._numbers[rank]) for rank in host.ranks}
+        return self._describe(connection, self._command_on(host), env, ranks)
+
+    def process(
+        self,
+        connection: AgentConnection,
+        server: tuple[str, int],
+        secret: bytes,
+        interface: str | None,
+        start: Start,
+        size: int,
+    ) -> bytes:
+        """The payload for an agent that starts one process of an elastic job. ``size``: the number of live processes.
+        The other arguments are those of :meth:`ranks`."""
+        env = self._job_environment(connection, server, secret, interface, size)
+        own = elastic_environment(start.process, start.slot, start.local_slot, start.restarts, size)
+        command = self._command_on(connection.host)
+        return self._describe(connection, command, env, {start.process: own}, keep=True)
+
+    def _job_environment(
+        self,
+        connection: AgentConnection,
+        server: tuple[str, int],
+        secret: bytes,
+        interface: str | None,
+        size: int,
+    ) -> dict[str, str]:
         env = job_environment(
             self._common(connection),
-            size=self._size,
+            size=size,
             server=server,
             secret=secret,
-            host=None if self.is_local else host.name,
+            host=None if self.is_local else connection.host.name,
             interface=interface,
         )
-        ranks = {rank: rank_environment(rank, self._numbers[rank]) for rank in host.ranks}
-        command = self._command
-        if self._serve is not None and command[0] == sys.executable and not host.is_local:
-            command = [self._python, *command[1:]]  # run the function with that host's Python
-        return self._describe(connection, command, env | self._variables, ranks)
+        return env | self._variables
+
+    def _command_on(self, host: Placement) -> list[str]:
+        if self._serve is not None and self._command[0] == sys.executable and not host.is_local:
+            return [self._python, *self._command[1:]]  # run the function with that host's Python
+        return self._command
 
     def _common(self, connection: AgentConnection) -> dict[str, str]:
         local = connection.host.is_local
@@ -98,6 +135,8 @@ class JobDescription:
         command: list[str],
         env: Mapping[str, str],
         ranks: Mapping[int, Mapping[str, str]] | None,
+        *,
+        keep: bool = False,
     ) -> bytes:
         remote = not connection.host.is_local
         return describe_job(
@@ -107,4 +146,5 @@ class JobDescription:
             inherit=remote,
             silence=self._silence if remote else None,
             grace=self._grace,
+            keep=keep,
         )

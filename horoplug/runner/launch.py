@@ -15,6 +15,7 @@ from .allocation import allocation, is_of_slurm, lsf_hosts, why_over
 from .arguments import Options, parse
 from .checks import UsageError, check_command
 from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
+from .job_options import common_arguments, wrong_settings
 
 if TYPE_CHECKING:
     from .job import Job
@@ -47,6 +48,11 @@ def _run(arguments: Sequence[str]) -> int:
             print(check_build.table())
         return 0
     options = as_scheduled(options)
+    if options.is_elastic and options.controller != "gloo":
+        raise UsageError(
+            f"--{'mpi' if options.controller == 'mpi' else 'jsrun'}: processes of an MPI job cannot come and go; "
+            "give --min-np, --max-np and --host-discovery-script without it"
+        )
     if options.controller != "gloo":
         from .mpirun_launch import launch
 
@@ -66,32 +72,23 @@ def make_job(
     from .job import Job
 
     began = time.monotonic()
+    if options.is_elastic:
+        from .elastic_launch import make_elastic_job
+
+        return make_elastic_job(options, given_hosts(options), began, serve)
     size = options.num_proc or 1
     hosts = assign_ranks(given_hosts(options) or [Host("localhost", size)], size)
     check_command(options.command, here=any(host.is_local for host in hosts))
-    try:
+    with wrong_settings():
         return Job(
             options.command,
             size,
-            options.settings,
             hosts=hosts,
             began=began,
-            ssh=options.remote,
             srun=options.srun,
-            forward=options.forward,
-            interfaces=options.interfaces,
-            compat=options.compat,
-            folder=options.output_filename,
-            timestamps=options.prefix_output_with_timestamp,
-            verbose=options.verbose,
-            status=not options.no_status,
-            variables=options.variables,
             serve=serve,
+            **common_arguments(options),
         )
-    except OSError as error:
-        raise UsageError(f"--output-filename: {error.strerror}: {error.filename}") from None
-    except ValueError as error:  # a variable, or an interface
-        raise UsageError(str(error)) from None
 
 
 def given_hosts(options: Options) -> list[Host] | None:
@@ -105,7 +102,8 @@ def as_scheduled(options: Options) -> Options:
     """Fill in the hosts of the scheduler's job, unless the options name hosts, and the number of its slots as the
     default for -np. (mpirun asks the scheduler for hosts itself.) Errors: UsageError."""
     hosts = None
-    if options.hosts is None and options.hostfile is None:
+    named = (options.hosts, options.hostfile, options.host_discovery_script)
+    if all(value is None for value in named):
         try:
             find = lsf_hosts if options.controller == "jsrun" else allocation
             hosts = find(os.environ) or None
@@ -117,17 +115,18 @@ def as_scheduled(options: Options) -> Options:
         print(f"horovodrun: {reason}, so its hosts are not used", file=sys.stderr)
         hosts = None
     if hosts is None:
-        if options.num_proc is None:
+        if options.num_proc is None and not options.is_elastic:
             raise UsageError("how many processes? Give -np N")
         return options
     slots = sum(host.slots for host in hosts)
-    named = ",".join(
+    listed = ",".join(
         f"[{name}]:{slots}" if ":" in name else f"{name}:{slots}" for name, slots in hosts
     )
     return dataclasses.replace(
         options,
-        num_proc=options.num_proc or slots,
-        hosts=named if options.controller == "gloo" else None,
+        # In an elastic job, --min-np and --max-np say how many of the slots are used.
+        num_proc=options.num_proc or (None if options.is_elastic else slots),
+        hosts=listed if options.controller == "gloo" else None,
         hosts_of_slurm=is_of_slurm(os.environ),
     )
 

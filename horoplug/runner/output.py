@@ -88,16 +88,23 @@ class RankOutput:
         self._live: tuple[_RankStream, bytes] | None = None  # the progress bar on the terminal
         self._errors = writers[1]
         self._status = b""  # the launcher's status line, shown if there is no bar
-        width = len(str(size - 1))
+        self._writers = writers
+        self._folder = folder
+        self._width = len(str(size - 1))
         for rank in range(size):
-            for number, name in enumerate(STREAMS):
-                file: _Log | None = None
-                if folder is not None:
-                    place = folder / f"rank.{rank:0{width}d}"
-                    place.mkdir(parents=True, exist_ok=True)
-                    file = _Log(place / name, _create(place / name))
-                stream = _RankStream(f"[{rank}]<{name}>:", writers[number], file)
-                self._streams[rank, number] = stream
+            self.add(rank)
+
+    def add(self, rank: int, *, logged: bool = True) -> None:
+        """Take the output of a further rank. ``logged``: whether it has files, if there is a folder for them. Errors:
+        OSError if these cannot be created."""
+        for number, name in enumerate(STREAMS):
+            file: _Log | None = None
+            if self._folder is not None and logged:
+                place = self._folder / f"rank.{rank:0{self._width}d}"
+                place.mkdir(parents=True, exist_ok=True)
+                file = _Log(place / name, _create(place / name))
+            stream = _RankStream(f"[{rank}]<{name}>:", self._writers[number], file)
+            self._streams[rank, number] = stream
 
     def feed(self, rank: int, number: int, data: bytes) -> None:
         """Handle what ``rank`` has printed on its stdout (``number`` 0) or stderr (1)."""

@@ -10,7 +10,7 @@ def train(state):
 
 train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
 
-For now, the processes of a job do not change: see :mod:`horoplug.common.elastic`.
+In a job of ``horovodrun --min-np``, processes that fail are replaced: see :mod:`horoplug.common.elastic`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from horoplug.common.basics import rank
 from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+from horoplug.common.keras_building import build_as_on_root
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -120,6 +121,10 @@ class TensorFlowKerasState(TensorFlowState):
         if model.built and not getattr(chosen, "built", True):
             chosen.build(model.trainable_variables)
         super().__init__(self._all_variables(), **kwargs)
+
+    def sync(self) -> None:
+        build_as_on_root(self.model, self.optimizer, self._bcast_object)
+        super().sync()
 
     def _all_variables(self) -> list[Any]:
         of_optimizer = getattr(self.optimizer, "variables", ())

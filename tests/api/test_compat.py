@@ -97,7 +97,7 @@ def test_modules_are_imported_on_use():
         ("from horovod import spark", "horovod.spark"),
         ("from horovod.spark.torch import TorchEstimator", "horovod.spark"),
         ("import horovod; horovod.ray", "horovod.ray"),
-        ("import horovod.runner.launch", "horovod.runner.launch"),
+        ("import horovod.runner.gloo_run", "horovod.runner.gloo_run"),
         ("from horovod.runner.common.util import hosts", "horovod.runner.common.util.hosts"),
         ("import horovod.mxnet", "horovod.mxnet"),
         ("import horovod.ray", "horovod.ray"),

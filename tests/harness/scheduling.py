@@ -29,6 +29,7 @@ GROUPS = {
     ),
     # Network namespaces, ssh servers and Slurm daemons.
     "hosts": (
+        "tests/elastic/test_hosts.py",
         "tests/launcher/test_hosts.py",
         "tests/launcher/test_run_hosts.py",
         "tests/launcher/test_network.py",

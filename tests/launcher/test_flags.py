@@ -89,9 +89,9 @@ def test_flags_set_variables_outside_of_horovod():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--min-np 2", "--min-np: elastic jobs are not available yet"),
-        ("--host-discovery-script ./hosts.sh", "--host-discovery-script: elastic jobs are not"),
-        ("--blacklist-cooldown-range 10 100", "--blacklist-cooldown-range: elastic jobs"),
+        ("--min-np 0", "at least 1 is wanted, not 0"),
+        ("--elastic-timeout 0", "a positive number of seconds is wanted"),
+        ("--blacklist-cooldown-range 10 x", "a whole number is wanted, not 'x'"),
         ("--blacklist-cooldown-range 10 --", "expected 2 arguments"),
         ("--gloo --mpi", "not allowed with argument --gloo"),
         ("--thread-affinity first", "CPU numbers separated by commas are wanted, not 'first'"),
@@ -141,6 +141,13 @@ library_options:
 logging:
   level: INFO
   with_timestamp: false
+elastic:
+  min_np: 2
+  max_np: 8
+  host_discovery_script: ./hosts
+  slots_per_host: 4
+  timeout: 30
+  reset_limit: 5
 """
 
 
@@ -183,9 +190,19 @@ def test_config_file_with_every_key(file):
         "GLOO_TIMEOUT_SECONDS": "60",
         "LOG_LEVEL": "info",
         "LOG_HIDE_TIME": "1",
+        "ELASTIC_TIMEOUT": "30",
     }
+    others = (
+        options.controller,
+        options.min_num_proc,
+        options.max_num_proc,
+        options.host_discovery_script,
+        options.slots_per_host,
+        options.reset_limit,
+    )
+    assert others == ("mpi", 2, 8, "./hosts", 4, 5)
     configurable = {flag.config for flag in all_flags() if flag.config}
-    assert len(options.settings) + 1 == len(configurable), "the file above has everything"
+    assert len(options.settings) + len(others) == len(configurable), "the file above has everything"
 
 
 def test_command_line_overrides_config_file(file):

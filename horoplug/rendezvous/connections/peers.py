@@ -72,6 +72,7 @@ def connect_peers(
     secret: bytes | None,
     generation: int = 0,
     launched: Sequence[int] | None = None,
+    scope: str | None = None,
     key: str | None = None,
     timeout: float = 30.0,
     data_timeout: float = 30.0,
@@ -84,13 +85,14 @@ def connect_peers(
     """Connect this rank with the others, within ``timeout`` seconds. Collective over the job.
 
     ``generation``: how often the job has initialised before, the same on all ranks. ``launched``: by rank, the number
-    that the process was launched with, if only some of the launched processes form the job. ``key``: the host key, by
-    default :func:`host_key`. ``data_timeout``: seconds after which the kernel gives up a TCP connection whose peer does
-    not acknowledge. ``interface``: name of the network interface to listen on. ``streams``: connections to each rank on
-    another host, the same on all ranks. ``mpi``: MPI, if data may go over it. ``encrypt``: whether the connections
-    between hosts are encrypted, the same on all ranks. ``connect_all``: the number of ranks up to which a job connects
-    every two ranks; a larger one connects only ranks of one host and neighbours, the same on all ranks. A job of one
-    rank needs neither store nor secret, and opens nothing.
+    that the process was launched with, if only some of the launched processes form the job. ``scope``: the beginning of
+    all keys, by default made from ``launched``. ``key``: the host key, by default :func:`host_key`. ``data_timeout``:
+    seconds after which the kernel gives up a TCP connection whose peer does not acknowledge. ``interface``: name of the
+    network interface to listen on. ``streams``: connections to each rank on another host, the same on all ranks.
+    ``mpi``: MPI, if data may go over it. ``encrypt``: whether the connections between hosts are encrypted, the same on
+    all ranks. ``connect_all``: the number of ranks up to which a job connects every two ranks; a larger one connects
+    only ranks of one host and neighbours, the same on all ranks. A job of one rank needs neither store nor secret, and
+    opens nothing.
 
     Errors: MissingRanksError names the ranks that did not come; PeerLostError the rank that ended or gave up;
     RankTakenError if another process has this rank; AuthenticationError; ProtocolError if the ranks disagree about the
@@ -105,7 +107,9 @@ def connect_peers(
         raise ValueError(f"a job of {size} ranks needs a rendezvous server and a secret")
     numbers = list(range(size)) if launched is None else list(launched)
     store.register(numbers[rank])
-    part = "" if launched is None else "-".join(map(str, numbers)) + ":"
+    part = scope
+    if part is None:
+        part = "" if launched is None else "-".join(map(str, numbers)) + ":"
     if rank == 0 and generation >= 2:
         # All ranks took part in the previous generation, so that no rank needs the keys of the one before it.
         store.delete(f"{part}{generation - 2}/")

@@ -5,6 +5,7 @@ limit, and clients that do not authenticate in time or do not read their answers
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -13,7 +14,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
@@ -34,6 +35,7 @@ BACKLOG = 65535  # the kernel takes less if net.core.somaxconn is lower
 MAX_UNAUTHENTICATED = 16384  # beyond that, the oldest connection of the busiest source is dropped
 _MIN_UNAUTHENTICATED = 256
 MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes queued for a client before it is dropped
+_LONGEST_WAIT = 3600.0  # seconds
 _LOGGED = 20  # number of warnings about clients; a flood of garbage must not fill a disk
 
 _log = logging.getLogger("horoplug")
@@ -73,8 +75,10 @@ class StoreServer:
         self._complaints = 0
         self._connections: dict[_Connection, None] = {}
         self._unauthenticated: dict[_Connection, str] = {}  # each connection's source, oldest first
-        self._state = StoreState(self._reply)
-        self._lost: list[tuple[int, str]] = []  # calls of mark_lost() for the server thread
+        self._state = StoreState(self._reply, self._on_set)
+        # Calls of other threads for the server thread.
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self._watched: tuple[bytes, Callable[[bytes], object]] | None = None
         self._stop = False
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server(
@@ -128,8 +132,15 @@ class StoreServer:
         """Fail all waits for this rank. For the launcher, which sees a rank die before its connection ends.
 
         ``text``: the reason, for the error message."""
-        self._lost.append((rank, text))
-        self._wake()
+        self._call(lambda: self._state.lost(rank, text))
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key, soon."""
+        self._call(lambda: self._state.set(key.encode(), value))
+
+    def watch(self, prefix: str, follower: Callable[[bytes], object]) -> None:
+        """Call ``follower``, in the server's thread, with each value that a client sets for a key with this prefix."""
+        self._watched = prefix.encode(), follower
 
     def departures(self) -> list[int]:
         """Ranks in the order in which they left or were lost."""
@@ -142,6 +153,14 @@ class StoreServer:
     def value(self, key: str) -> bytes | None:
         """The current value of a key; None if it is not set."""
         return self._state.value(key.encode())
+
+    def _on_set(self, key: bytes, value: bytes) -> None:
+        if self._watched is not None and key.startswith(self._watched[0]):
+            self._watched[1](value)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        self._calls.append(function)
+        self._wake()
 
     def _wake(self) -> None:
         try:
@@ -170,8 +189,8 @@ class StoreServer:
                 self._accept()
             else:
                 self._wake_in.recv(4096)
-        while self._lost:
-            self._state.lost(*self._lost.pop(0))
+        while self._calls:
+            self._calls.popleft()()
         now = time.monotonic()
         self._state.expire(now)
         for connection in list(self._unauthenticated):
@@ -187,7 +206,8 @@ class StoreServer:
         deadlines = [self._state.expire(now)]
         deadlines += [c.deadline for c in list(self._unauthenticated)[:1]]
         due = [deadline for deadline in deadlines if deadline is not None]
-        return max(min(due) - now, 0.0) + 0.001 if due else None
+        # Waits for a month, which a client may ask for, are more than epoll accepts.
+        return min(max(min(due) - now, 0.0) + 0.001, _LONGEST_WAIT) if due else None
 
     def _accept(self) -> None:
         for _ in range(64):  # at most so many at once, so that other clients are served in between

@@ -33,8 +33,14 @@ class _Get:
 class StoreState:
     """All keys, the registered ranks, and the pending GETs."""
 
-    def __init__(self, reply: Callable[[Hashable, bytes], None]) -> None:
+    def __init__(
+        self,
+        reply: Callable[[Hashable, bytes], None],
+        on_set: Callable[[bytes, bytes], None] = lambda key, value: None,
+    ) -> None:
+        """``on_set``: called with each key and value that a client sets."""
         self._reply = reply
+        self._on_set = on_set
         self._values: dict[bytes, bytes] = {}
         self._total = 0
         # By missing key: how often each GET asks for it, in order of arrival.
@@ -111,13 +117,28 @@ class StoreState:
         if claim and before is not None:
             self._answer(session, Reply.TAKEN, tag, protocol.pack_value(before))
             return
+        if not self._put(key, value):
+            raise ProtocolError(f"more than {MAX_TOTAL} bytes in the store")
+        self._answer(session, Reply.OK, tag)
+        self._on_set(key, value)
+        self._answer_waiting(key)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Set a key for the server itself. Nothing is set if the store is full."""
+        if self._put(key, value):
+            self._answer_waiting(key)
+
+    def _put(self, key: bytes, value: bytes) -> bool:
+        before = self._values.get(key)
         total = self._total + len(value)
         total += len(key) + _ENTRY_COST if before is None else -len(before)
         if total > MAX_TOTAL:
-            raise ProtocolError(f"more than {MAX_TOTAL} bytes in the store")
+            return False
         self._total = total
         self._values[key] = value
-        self._answer(session, Reply.OK, tag)
+        return True
+
+    def _answer_waiting(self, key: bytes) -> None:
         # The cost for a waiting GET does not depend on the number of keys that it waits for.
         for get, times in self._waiting.pop(key, {}).items():
             get.missing -= times

@@ -253,6 +253,13 @@ class HostManager:
         seconds = min(seconds * (1 + self._draw() / 2), most)
         self._excluded_until[host] = self._clock() + seconds
 
+    @property
+    def next_return(self) -> float | None:
+        """When the next excluded host may be used again, by the clock; None if none ever is."""
+        times = [time for host, time in self._excluded_until.items() if host in self._found]
+        now = self._clock()
+        return min((time for time in times if now < time < float("inf")), default=None)
+
     def is_blacklisted(self, host: str) -> bool:
         """Whether the host is excluded now."""
         return self._clock() < self._excluded_until.get(host, float("-inf"))

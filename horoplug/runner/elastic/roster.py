@@ -1,0 +1,512 @@
+"""Decides which processes an elastic job has, and which of them form the job. No I/O and no clock.
+
+A process is *starting* until it is ready for the first time, *waiting* while it is ready and no member, and a *member*
+while it takes part in the current membership (horoplug/rendezvous/elastic.py). A membership is over as soon as one of
+its members fails or is ready for the next one. The next one has, in this order, the members of the one before that are
+left, and the processes that wait. Survivors therefore keep their order, and rank 0 always is a survivor, which has the
+state of the training.
+
+The caller passes the time (``time.monotonic()``) with each event, and carries out the actions that
+:meth:`Roster.advance` returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from horoplug.base.host_updates import HostUpdateResult
+from horoplug.rendezvous.elastic import Membership, Ready
+
+from .discovery import HostManager
+
+STARTS_PER_HOST: Final = 3
+"""A host is excluded after this number of processes in a row that have failed before they took part."""
+LOSSES_WITHOUT_PROGRESS: Final = 3
+"""The job ends after this number of memberships in a row that all members have left without having got on."""
+FAILURES_WITHOUT_PROGRESS: Final = 10
+"""The job ends after this number of failed memberships in a row that have not got on."""
+PROGRESS_SECONDS: Final = 60.0
+"""A membership that lasts that long has got on, as has one in which a program has committed a state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the user has asked for.
+
+    ``minimum`` and ``maximum``: number of processes; ``wait``: seconds that the job waits for the smallest number;
+    ``resets``: how often the job may be formed again, None: any number; ``gather``: seconds that members have after a
+    failure until they count as stopped; ``start``: seconds that processes of the first membership wait for late ones;
+    ``hosts_may_come``: whether hosts may appear later."""
+
+    minimum: int
+    maximum: int
+    wait: float = 600.0
+    resets: int | None = None
+    gather: float = 30.0
+    start: float = 30.0
+    hosts_may_come: bool = False
+
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """Start a process on a host. ``slot`` is unique among the live processes, ``local_slot`` among those of its host;
+    ``restarts``: how often the job has been formed again after failures."""
+
+    process: int
+    host: str
+    slot: int
+    local_slot: int
+    restarts: int
+
+
+class Form(NamedTuple):
+    """Tell the members, each with the attempt that is answered, that they form a membership."""
+
+    membership: Membership
+    attempts: tuple[int, ...]
+
+
+class Dismiss(NamedTuple):
+    """Tell a process that it does not take part any more."""
+
+    process: int
+    attempt: int
+    reason: str
+    is_error: bool
+
+
+class Notify(NamedTuple):
+    """Tell a membership that processes should come or go."""
+
+    generation: int
+    change: HostUpdateResult
+
+
+class Kill(NamedTuple):
+    """Kill a process."""
+
+    process: int
+
+
+class Say(NamedTuple):
+    """Print a line."""
+
+    text: str
+
+
+class Finish(NamedTuple):
+    """The job is over. ``code``: 0, or the exit code of a failure, which ``text`` describes in one line."""
+
+    code: int
+    text: str
+
+
+Action = Start | Form | Dismiss | Notify | Kill | Say | Finish
+
+
+# ---- the state -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Process:
+    number: int
+    host: str
+    slot: int
+    local_slot: int
+    joined: bool = False  # whether it has been a member
+    attempt: int = 0  # 0: starting
+    waiting: bool = False
+    leaving: bool = False  # it was told to leave, and does so at the next commit
+    dismissed: bool = False  # its end is no event
+    killed_at: float | None = None  # when it is killed if it has not ended by itself
+
+
+class Roster:
+    """The processes of one elastic job."""
+
+    def __init__(self, hosts: HostManager, limits: Limits, version: str) -> None:
+        """``hosts``: the hosts that may be used; ``version``: of this horoplug, which all processes need."""
+        self._hosts = hosts
+        self._limits = limits
+        self._version = version
+        self._live: dict[int, _Process] = {}
+        self._next_process = 0
+        self._generation = 0
+        self._members: tuple[int, ...] = ()
+        self._formed_at = 0.0
+        self._restarts = 0
+        self._resets = 0
+        self._notified = False
+        self._progress = False  # of the current membership, or since it has ended
+        self._has_failed = False  # the current membership
+        self._failures = 0  # memberships in a row without progress
+        self._losses = 0
+        self._gather_until: float | None = None  # set once the current membership is over
+        self._start_until = -math.inf
+        self._short_since: float | None = None
+        self._starts_failed: dict[str, int] = {}
+        self._blamed: tuple[str, int] | None = None  # the first failure of the current membership
+        self._finishing = False  # a process has ended its program
+        self._end: tuple[int, str] | None = None
+        self._over = False
+        self._said: list[Action] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether :class:`Finish` was returned."""
+        return self._over
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The processes of the current membership, by rank."""
+        return self._members
+
+    def host_of(self, process: int) -> str:
+        """The host of a live process."""
+        return self._live[process].host
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def ready(self, ready: Ready, now: float) -> None:
+        """A process is ready for the next membership."""
+        process = self._live.get(ready.process)
+        if process is None or process.dismissed:
+            return
+        process.attempt = ready.attempt
+        if ready.version != self._version:
+            reason = (
+                f"host {process.host} has horoplug {ready.version}, and the launcher {self._version}: all hosts need "
+                "the same version"
+            )
+            self._said.append(Say(reason))
+            self._said.append(self._dismissal(process, reason, is_error=True, now=now))
+            self._exclude(process.host)
+            return
+        process.waiting = True
+        self._progress |= ready.commits > 0
+        if process.number in self._members:
+            self._end_membership(now)
+
+    def leaving(self, number: int) -> None:
+        """A process was told to leave. Its host is about to be taken away, so that it gets no new processes."""
+        process = self._live.get(number)
+        if process is None or process.leaving or process.dismissed:
+            return
+        process.leaving = True
+        where = f"process {number}{self._rank_text(number)} on {process.host}"
+        self._said.append(Say(f"{where} was told to leave"))
+        self._exclude(process.host)
+
+    def ended(self, number: int, code: int, text: str, now: float) -> None:
+        """A process has ended. ``code``: negative for a signal; ``text``: how it has ended."""
+        process = self._live.pop(number, None)
+        if process is None or process.dismissed:
+            return
+        if code == 0:
+            self._finishing = True
+            return
+        self._fail(
+            process,
+            f"process {number}{self._rank_text(number)} on {process.host} {text}",
+            code,
+            now,
+        )
+        if not process.joined:
+            failed = self._starts_failed.get(process.host, 0) + 1
+            self._starts_failed[process.host] = failed
+            if failed >= STARTS_PER_HOST:
+                self._exclude(process.host)
+
+    def host_lost(self, host: str, text: str, now: float) -> None:
+        """A host is lost, with its processes. ``text``: why, in one line."""
+        lost = [process for process in self._live.values() if process.host == host]
+        for process in lost:
+            del self._live[process.number]
+        counted = [process for process in lost if not process.dismissed]
+        members = [process for process in counted if process.number in self._members]
+        self._fail(next(iter([*members, *counted]), None), f"host {host}: {text}", 1, now)
+        if self._hosts.current_hosts.get_slots(host):  # otherwise its processes were about to leave
+            self._exclude(host)
+
+    def _fail(self, process: _Process | None, text: str, code: int, now: float) -> None:
+        self._said.append(Say(text))
+        if self._blamed is None:
+            self._blamed = text, code if code > 0 else 128 - code
+        if process is not None and process.number in self._members:
+            self._has_failed = True
+            self._end_membership(now)
+
+    def _end_membership(self, now: float) -> None:
+        if self._gather_until is None:
+            self._gather_until = now + self._limits.gather
+
+    def _exclude(self, host: str) -> None:
+        self._starts_failed.pop(host, None)
+        if not self._hosts.is_blacklisted(host):
+            self._hosts.blacklist(host)
+            self._said.append(Say(f"host {host} gets no new processes for now"))
+
+    def _rank_text(self, number: int) -> str:
+        return f" (rank {self._members.index(number)})" if number in self._members else ""
+
+    # ---- decisions ---------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Action]:
+        """What is to be done now."""
+        if self._over:
+            return []
+        actions: list[Action] = list(self._kill_late(now))
+        actions += self._release(now)
+        actions += self._regroup(now)
+        if not self._finishing and self._end is None:
+            actions += self._start(now)
+            actions += self._notify()
+            self._check_minimum(now)
+        actions = self._said + actions
+        self._said = []
+        if self._end is None and self._finishing and not self._live:
+            text, code = self._blamed or ("", 0)
+            self._end = (code, text) if self._has_failed else (0, "")
+        if self._end is not None:
+            self._over = True
+            actions.append(Finish(*self._end))
+        return actions
+
+    def due(self, now: float) -> float | None:
+        """When :meth:`advance` next has something to do although nothing has happened; None: never."""
+        times = [self._gather_until]
+        if self._short_since is not None:
+            times.append(self._short_since + self._limits.wait)
+        times.append(self._hosts.next_return)
+        if not self._members or self._gather_until is not None:
+            times.append(self._start_until)
+        times += [process.killed_at for process in self._live.values()]
+        known = [time for time in times if time is not None and time > now]
+        return min(known) if known else None
+
+    def _kill_late(self, now: float) -> Iterator[Action]:
+        """Kill processes that were dismissed and have not ended."""
+        for process in self._live.values():
+            if process.killed_at is not None and now >= process.killed_at:
+                process.killed_at = None
+                yield Kill(process.number)
+
+    def _release(self, now: float) -> Iterator[Action]:
+        """Let processes end that wait and are not needed: their slots are gone, or slots that were gone are back."""
+        if all(not p.waiting or p.number in self._members for p in self._live.values()):
+            return
+        staying = self._staying()
+        surplus = len(staying) - self._limits.maximum
+        for process in sorted(self._live.values(), key=lambda process: -process.number):
+            if not process.waiting or process.number in self._members:
+                continue
+            if process.number not in staying:
+                yield self._dismissal(process, "its slot is gone", is_error=False, now=now)
+            elif surplus > 0:
+                surplus -= 1
+                yield self._dismissal(
+                    process, "there are enough processes", is_error=False, now=now
+                )
+
+    def _regroup(self, now: float) -> Iterator[Action]:
+        """Form the next membership, if the current one is over and the processes are there."""
+        waiting = [process for process in self._live.values() if process.waiting]
+        if self._finishing:
+            for process in waiting:
+                is_member = process.number in self._members
+                reason = "another process has ended its program"
+                yield self._dismissal(process, reason, is_error=is_member, now=now)
+            for process in self._live.values():
+                # It would only be dismissed. Without a membership, the program may be one that forms none.
+                if self._members and not process.attempt and not process.dismissed:
+                    process.dismissed = True
+                    yield Kill(process.number)
+            return
+        if self._members and self._gather_until is None:
+            return  # the job runs
+        present = [self._live[number] for number in self._members if number in self._live]
+        survivors = [process for process in present if not process.dismissed]
+        late = [process for process in survivors if not process.waiting]
+        if late and self._gather_until is not None:
+            if now < self._gather_until:
+                return
+            for process in late:
+                text = (
+                    f"process {process.number}{self._rank_text(process.number)} on {process.host}"
+                )
+                self._said.append(
+                    Say(f"{text} has not reacted to a failure for {self._limits.gather:g} s")
+                )
+                process.dismissed = True
+                yield Kill(process.number)
+        survivors = [process for process in survivors if process.waiting]
+        staying = self._staying()
+        stay = [process for process in survivors if process.number in staying]
+        if not survivors and not waiting:
+            return  # all members have failed; their replacements are not ready yet
+        starting = [p for p in self._live.values() if not p.waiting and not p.dismissed]
+        if not survivors and starting and now < self._start_until:
+            return  # no process has a state with which the job could go on meanwhile
+        new = sorted(
+            (process for process in waiting if process.number not in self._members),
+            key=lambda process: process.number,
+        )
+        chosen = (stay + new)[: self._limits.maximum]
+        # Processes whose slots are gone stay as long as others need them: for their number, or for their state.
+        needed = max(self._limits.minimum - len(chosen), 0 if stay else 1)
+        leaving = [process for process in survivors if process.number not in staying][:needed]
+        if leaving:
+            chosen = [p for p in survivors if p in stay or p in leaving] + chosen[len(stay) :]
+        if len(chosen) < self._limits.minimum:
+            return
+        yield from self._form(chosen, survivors, now)
+
+    def _form(
+        self, chosen: list[_Process], survivors: list[_Process], now: float
+    ) -> Iterator[Action]:
+        if self._members:
+            self._resets += 1
+            self._count_failures(now, is_loss=not survivors)
+            if self._limits.resets is not None and self._resets > self._limits.resets:
+                times = _count(self._limits.resets, "time", "times")
+                self._fail_job(f"the job was formed again {times} (--reset-limit)")
+            if self._end is not None:
+                return
+            # Rank 0 of the last membership may still wait for this key.
+            yield Notify(self._generation, HostUpdateResult.no_update)
+        self._generation += 1
+        self._members = tuple(process.number for process in chosen)
+        for process in survivors:
+            if process.number not in self._members:
+                yield self._dismissal(process, "its slot is gone", is_error=False, now=now)
+        self._formed_at, self._gather_until, self._short_since = now, None, None
+        self._notified = self._progress = self._has_failed = False
+        self._blamed = None
+        for process in chosen:
+            process.joined, process.waiting = True, False
+            self._starts_failed.pop(process.host, None)
+        if self._generation > 1:
+            hosts = len({process.host for process in chosen})
+            processes = _count(len(chosen), "process", "processes")
+            self._said.append(
+                Say(f"the job goes on with {processes} on {_count(hosts, 'host', 'hosts')}")
+            )
+        attempts = tuple(process.attempt for process in chosen)
+        yield Form(Membership(self._generation, self._members), attempts)
+
+    def _count_failures(self, now: float, *, is_loss: bool) -> None:
+        """Count memberships that have ended without progress, and end the job if there are too many in a row."""
+        if self._notified and not self._has_failed:
+            return  # it has ended because processes should come or go
+        if self._has_failed:
+            self._restarts += 1
+        if self._progress or now - self._formed_at >= PROGRESS_SECONDS:
+            self._failures = self._losses = 0
+            return
+        self._failures += 1
+        self._losses = self._losses + 1 if is_loss else 0
+        if self._losses >= LOSSES_WITHOUT_PROGRESS:
+            self._fail_job(f"the job has failed {self._losses} times in a row soon after its start")
+        elif self._failures >= FAILURES_WITHOUT_PROGRESS:
+            self._fail_job(
+                f"the job has failed {self._failures} times in a row without a commit between"
+            )
+
+    def _staying(self) -> set[int]:
+        """The processes that have a slot on a host that the job may use. If a host has lost slots, its members keep
+        theirs first. A host that is excluded after failures keeps the processes that it has."""
+        hosts, members = self._hosts.current_hosts, set(self._members)
+        by_host: dict[str, list[_Process]] = {}
+        for process in self._live.values():
+            if not process.dismissed and not process.leaving:
+                by_host.setdefault(process.host, []).append(process)
+        found: set[int] = set()
+        for host, processes in by_host.items():
+            processes.sort(key=lambda process: (process.number not in members, process.local_slot))
+            found.update(process.number for process in processes[: hosts.get_slots(host)])
+        return found
+
+    def _start(self, now: float) -> Iterator[Action]:
+        """Start processes in free slots, first on hosts on which fewer have failed before they took part."""
+        missing = self._limits.maximum - len(self._staying())
+        if missing <= 0:
+            return
+        hosts = self._hosts.current_hosts
+        slots = {process.slot for process in self._live.values()}
+        used: dict[str, set[int]] = {host: set() for host in hosts.host_assignment_order}
+        for process in self._live.values():
+            used.setdefault(process.host, set()).add(process.local_slot)
+        order = sorted(
+            hosts.host_assignment_order, key=lambda host: self._starts_failed.get(host, 0)
+        )
+        for host in order:
+            while missing > 0 and len(used[host]) < hosts.get_slots(host):
+                missing -= 1
+                process = _Process(
+                    self._next_process, host, _first_not_in(slots), _first_not_in(used[host])
+                )
+                slots.add(process.slot)
+                used[host].add(process.local_slot)
+                self._next_process += 1
+                self._live[process.number] = process
+                self._start_until = now + self._limits.start
+                restarts = self._restarts + self._has_failed
+                yield Start(process.number, host, process.slot, process.local_slot, restarts)
+
+    def _notify(self) -> Iterator[Action]:
+        """Tell the members that processes wait, or that hosts of members are gone."""
+        if not self._members or self._gather_until is not None or self._notified:
+            return
+        change = HostUpdateResult.no_update
+        members = [number for number in self._members if number in self._live]
+        staying = len(self._staying().intersection(members))
+        if len(members) > min(staying, self._limits.maximum) >= self._limits.minimum:
+            change |= HostUpdateResult.removed
+        new = [p for p in self._live.values() if p.waiting and p.number not in self._members]
+        if new and staying < self._limits.maximum:
+            change |= HostUpdateResult.added
+        if change:
+            self._notified = True
+            yield Notify(self._generation, change)
+
+    def _check_minimum(self, now: float) -> None:
+        """End the job if it cannot have, or has not had for too long, the smallest number of processes."""
+        live = sum(not process.dismissed for process in self._live.values())
+        forms = bool(self._members) and self._gather_until is None
+        if forms:
+            return
+        if self._short_since is None:
+            self._short_since = now
+        minimum = self._limits.minimum
+        processes = _count(minimum, "process", "processes")
+        if live < minimum and not self._limits.hosts_may_come and self._hosts.next_return is None:
+            self._fail_job(f"fewer than {processes} (--min-np) are left")
+        elif now >= self._short_since + self._limits.wait:
+            self._fail_job(
+                f"fewer than {processes} (--min-np) were ready for {self._limits.wait:g} s (--elastic-timeout)"
+            )
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _fail_job(self, text: str) -> None:
+        cause, code = self._blamed or ("", 1)
+        self._end = code, f"{text}; {cause}" if cause else text
+
+    def _dismissal(self, process: _Process, reason: str, *, is_error: bool, now: float) -> Dismiss:
+        process.waiting = False
+        process.dismissed = not is_error or process.number not in self._members
+        if process.dismissed:
+            process.killed_at = now + self._limits.gather
+        return Dismiss(process.number, process.attempt, reason, is_error)
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
+
+
+def _first_not_in(numbers: set[int]) -> int:
+    return next(number for number in range(len(numbers) + 1) if number not in numbers)

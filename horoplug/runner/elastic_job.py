@@ -1,0 +1,386 @@
+"""Runs an elastic job: starts processes on the hosts that there are, and replaces those that fail.
+
+The decisions are in elastic/roster.py. The processes ask through the rendezvous's store to take part
+(horoplug/rendezvous/elastic.py)."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import horoplug
+from horoplug.base.errors import ProtocolError
+from horoplug.base.host_updates import HostUpdateResult
+from horoplug.rendezvous.elastic import (
+    FROM_PROCESSES,
+    HostUpdate,
+    Ready,
+    answer_key,
+    pack_dismissal,
+    pack_membership,
+    pack_update,
+    unpack_message,
+    update_key,
+)
+from horoplug.rendezvous.store.server import StoreServer
+
+from . import agent
+from .agent_connection import AgentConnection, LostError
+from .blame import describe
+from .elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
+from .elastic.roster import (
+    Action,
+    Dismiss,
+    Finish,
+    Form,
+    Kill,
+    Limits,
+    Notify,
+    Roster,
+    Say,
+    Start,
+)
+from .hosts import Placement, is_this_host, lookup
+from .job import Job
+from .network_check import candidates
+from .startup import Startup
+
+DISCOVERY_SECONDS = 1.0
+"""Seconds between two searches for hosts."""
+_CONNECT_SECONDS = 10.0  # limit for ssh to connect
+
+
+class Inbox:
+    """Events of other threads for the launcher's loop."""
+
+    def __init__(self) -> None:
+        self._events: collections.deque[Any] = collections.deque()
+        self._in, self._out = socket.socketpair()
+        self._in.setblocking(False)
+        self._out.setblocking(False)
+
+    def fileno(self) -> int:
+        """A nonblocking descriptor that is readable when there may be events."""
+        return self._in.fileno()
+
+    def put(self, event: Any) -> None:
+        """Add an event, in any thread."""
+        self._events.append(event)
+        with contextlib.suppress(OSError):  # full, so that the loop wakes up; or closed
+            self._out.send(b"e")
+
+    def take(self) -> Iterator[Any]:
+        """Remove and yield the events."""
+        while self._events:
+            yield self._events.popleft()
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._in.close()
+        self._out.close()
+
+
+class _ElasticStartup(Startup):
+    """Serves the rendezvous. The roster decides which agents and processes are started, and when."""
+
+    def begin(self) -> None:
+        """Listen, on an address that other hosts reach if the job may have any. Errors: StartError."""
+        if self._description.is_local:
+            self._listen(StoreServer(self._secret))
+        else:
+            address = candidates(self._hosts, self._interfaces)[0]
+            self._listen(StoreServer(self._secret, address))
+        assert self.server is not None
+        self._description.serve(self.server.address[0], self._secret)
+
+    @property
+    def due(self) -> None:
+        return None
+
+    def payload(self, connection: AgentConnection, start: Start, size: int) -> bytes:
+        """The payload for the agent that starts a process. ``size``: the number of live processes."""
+        assert self.server is not None
+        names = self._interfaces
+        remote = names[0] if names else None
+        interface = self._own_interface if connection.host.is_local else remote
+        return self._description.process(
+            connection, self.server.address, self._secret, interface, start, size
+        )
+
+
+class _Discovery:
+    """Searches for hosts in a thread, because a script takes its time."""
+
+    def __init__(self, discovery: HostDiscovery, found: Callable[[object], object]) -> None:
+        """``found``: called, in the thread, with the hosts and their slots, or with an exception."""
+        self._discovery = discovery
+        self._found = found
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="horoplug-discovery", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._found(self._discovery.find_available_hosts_and_slots())
+            except Exception as error:
+                self._found(error)
+            self._over.wait(DISCOVERY_SECONDS)
+
+    def close(self) -> None:
+        """Search no more. A script that runs is not waited for: it ends with the launcher."""
+        self._over.set()
+
+
+class ElasticJob(Job):
+    """Runs one elastic job, from its start to its exit code."""
+
+    _startup_class = _ElasticStartup
+    _startup: _ElasticStartup
+
+    def __init__(
+        self,
+        command: list[str],
+        limits: Limits,
+        *,
+        hosts: list[Placement],
+        slots: dict[str, int],
+        discovery: HostDiscovery | None = None,
+        cooldown_range: tuple[float, float] | None = None,
+        ssh: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """``hosts``, ``slots``: the hosts that are known from the beginning, and the slots of each; ``discovery``:
+        finds the hosts, again and again, while the job runs; None: they do not change. ``cooldown_range``: see
+        :class:`.elastic.discovery.HostManager`. The other arguments are those of :class:`.job.Job`."""
+        is_local = discovery is None and all(host.is_local for host in hosts)
+        size = min(limits.maximum, max(sum(slots.values()), 1))
+        super().__init__(command, size, hosts=hosts, ssh=ssh, is_local=is_local, **kwargs)
+        self._found = FixedHosts(slots)
+        self._hosts = HostManager(self._found, cooldown_range)
+        self._hosts.update_available_hosts()
+        self._roster = Roster(self._hosts, limits, horoplug.__version__)
+        self._inbox = Inbox()
+        self._discovery = discovery
+        self._search: _Discovery | None = None
+        self._complained = ""
+        self._ssh = ssh
+        self._placements = {host.name: host for host in hosts}
+        self._agents.may_grow = not is_local
+        self._connections: dict[
+            str, AgentConnection
+        ] = {}  # by host, those that may start processes
+        self._running: dict[int, AgentConnection] = {}  # by process
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The numbers of the processes of the current membership, by rank."""
+        return self._roster.members
+
+    # ---- start and loop ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        super()._begin()
+        if self._outcome.is_ending:
+            return
+        server = self._startup.server
+        assert server is not None
+        server.watch(FROM_PROCESSES, self._inbox.put)
+        if self._discovery is not None:
+            self._search = _Discovery(self._discovery, self._inbox.put)
+        self._advance()
+
+    def _is_running(self) -> bool:
+        waits = not self._outcome.is_ending and not self._roster.is_over
+        return waits or super()._is_running()
+
+    def _further_wakeups(self) -> tuple[int, ...]:
+        return (self._inbox.fileno(),)
+
+    def _timeout(self) -> float | None:
+        timeout, now = super()._timeout(), time.monotonic()
+        due = None if self._outcome.is_ending else self._roster.due(now)
+        if due is None:
+            return timeout
+        wait = max(due - now, 0) + 0.001
+        return wait if timeout is None else min(timeout, wait)
+
+    def _check_deadlines(self) -> None:
+        super()._check_deadlines()
+        for event in self._inbox.take():
+            self._on_event(event)
+        self._advance()
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, bytes):
+            with contextlib.suppress(ProtocolError):  # such a process waits in vain
+                message = unpack_message(event)
+                if isinstance(message, Ready):
+                    self._roster.ready(message, time.monotonic())
+                else:
+                    self._roster.leaving(message.process)
+        elif isinstance(event, dict):
+            self._found.set(event)
+            self._hosts.update_available_hosts()
+            for connection in list(self._connections.values()):
+                self._release(connection)
+            wrong = [] if event else ["it has found no hosts"]
+            if isinstance(self._discovery, HostDiscoveryScript):
+                wrong = self._discovery.complaints or wrong
+            self._complain(f"host discovery: {wrong[0]}" if wrong else "")
+        else:
+            self._complain(f"host discovery: {event}")
+
+    def _complain(self, text: str) -> None:
+        """Report a problem of the discovery once, until it changes. No text: there is none."""
+        if text and text != self._complained:
+            self._console.notice(text)
+        self._complained = text
+
+    # ---- actions -----------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        while not self._outcome.is_ending:
+            actions = self._roster.advance(time.monotonic())
+            for action in actions:
+                self._do(action)
+            if self._start_agents() and not actions:
+                return
+
+    def _do(self, action: Action) -> None:
+        server = self._startup.server
+        assert server is not None
+        match action:
+            case Start():
+                self._start(action)
+            case Form(membership, attempts):
+                value = pack_membership(membership)
+                for process, attempt in zip(membership.processes, attempts, strict=True):
+                    server.set(answer_key(process, attempt), value)
+            case Dismiss(process, attempt, reason, is_error):
+                server.set(answer_key(process, attempt), pack_dismissal(reason, is_error=is_error))
+            case Notify(generation, change):
+                update = HostUpdate(time.time(), HostUpdateResult(change))
+                server.set(update_key(generation), pack_update(update))
+            case Kill(process):
+                self._kill(process)
+            case Say(text):
+                self._console.notice(text)
+            case Finish(0, _):
+                self._agents.send(agent.FINISH)
+            case Finish(code, text):
+                self._fail(text, code)
+
+    def _start(self, start: Start) -> None:
+        host = self._placements.get(start.host)
+        if host is None:
+            addresses = lookup([start.host])[start.host]
+            host = Placement(start.host, is_this_host(start.host, addresses), (), tuple(addresses))
+            self._placements[start.host] = host
+        connection = self._connections.get(start.host)
+        if connection is None:
+            host = Placement(host.name, host.is_local, (), host.addresses)
+            connection = AgentConnection(host, self._ssh, _CONNECT_SECONDS)
+            self._connections[start.host] = connection
+            self._agents.all.append(connection)
+        self._running[start.process] = connection
+        connection.ranks.add(start.process)
+        self._console.add(start.process)
+        payload = self._startup.payload(connection, start, len(self._running))
+        connection.send(agent.START, payload)
+
+    def _start_agents(self) -> bool:
+        """Start the agents that are due. Returns whether all could be started."""
+        if self._outcome.is_ending or self._roster.is_over:
+            return True
+        lost = False
+        for connection in self._agents.due():
+            try:
+                connection.start()
+                self._agents.open.add(connection)
+            except LostError as error:
+                lost = True
+                self._lost(connection, str(error))
+        return not lost
+
+    def _release(self, connection: AgentConnection) -> None:
+        """Let the agent of a host that the job may not use any more end, if it has no processes. The host may now
+        vanish without being lost."""
+        host = connection.host.name
+        if (
+            host not in self._hosts.current_hosts.host_slots
+            and connection not in self._running.values()
+        ):
+            del self._connections[host]
+            connection.send(agent.FINISH)
+
+    def _kill(self, process: int) -> None:
+        connection = self._running[process]
+        if connection.greeted:
+            connection.send(agent.KILL_RANK, agent.NUMBER.pack(process))
+            return
+        # The host has not answered yet, and may never. Nothing was started there.
+        del self._running[process]
+        self._roster.ended(process, -signal.SIGKILL, "was not started", time.monotonic())
+        if connection not in self._running.values():
+            del self._connections[connection.host.name]
+            self._agents.drop(connection)
+            self._agents.all.remove(connection)
+
+    # ---- frames of agents --------------------------------------------------------------------------------------------
+
+    def _read(self, connection: AgentConnection) -> None:
+        super()._read(connection)
+        if connection.done and not self._outcome.is_ending and not self._roster.is_over:
+            self._lost(connection, "the agent was terminated")
+
+    def _on_rank_end(self, rank: int, code: int) -> None:
+        text = describe(code)
+        connection = self._running.pop(rank)
+        self._console.say(f"process {rank} {text}")
+        self._outcome.ended.add(rank)
+        self._outcome.ranks_lost([rank])
+        server = self._startup.server
+        assert server is not None
+        server.mark_lost(rank, f"process {rank} {text}")
+        self._roster.ended(rank, code, text, time.monotonic())
+        self._release(connection)
+
+    def _on_not_started(
+        self, connection: AgentConnection, rank: int, text: str, where: str
+    ) -> None:
+        del self._running[rank]
+        self._roster.ended(rank, 126, f"could not be started: {text}", time.monotonic())
+        self._release(connection)
+
+    def _lost(self, connection: AgentConnection, why: str) -> None:
+        if self._outcome.is_ending:
+            super()._lost(connection, why)
+            return
+        self._agents.drop(connection)
+        self._agents.all.remove(connection)
+        if self._roster.is_over or self._connections.get(connection.host.name) is not connection:
+            return  # nothing depends on this agent any more
+        del self._connections[connection.host.name]
+        server = self._startup.server
+        assert server is not None
+        name = connection.host.name
+        self._outcome.ranks_lost(connection.ranks)
+        for process in [each for each, its in self._running.items() if its is connection]:
+            del self._running[process]
+            server.mark_lost(process, f"process {process} is on {name}, which is lost")
+        self._roster.host_lost(name, why, time.monotonic())
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        if self._search is not None:
+            self._search.close()
+        super()._end()
+        self._inbox.close()

@@ -1,0 +1,91 @@
+"""The elastic job that a command line describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from horoplug.base import config
+
+from .arguments import Options
+from .checks import UsageError, check_command
+from .elastic.discovery import DiscoveryError, HostDiscoveryScript
+from .elastic.roster import Limits
+from .elastic_job import ElasticJob
+from .environment import common_environment
+from .hosts import Host, Placement, assign_ranks
+from .job_options import common_arguments, wrong_settings
+
+_UNLIMITED = 1 << 20
+
+
+def make_elastic_job(
+    options: Options,
+    hosts: Sequence[Host] | None,
+    began: float,
+    serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+) -> ElasticJob:
+    """The elastic job that the options describe. ``hosts``: those that the options name, None: none. The other
+    arguments are those of :class:`horoplug.runner.job.Job`. Errors: UsageError."""
+    limits = _limits(options)
+    discovery = None
+    if options.host_discovery_script is not None:
+        if hosts is not None:
+            raise UsageError("--host-discovery-script: not allowed with -H or -hostfile")
+        discovery = HostDiscoveryScript(options.host_discovery_script, options.slots_per_host)
+        try:
+            found = discovery.find_available_hosts_and_slots()
+        except DiscoveryError:
+            found = {}  # the job reports it, and tries again
+        hosts = [Host(name, slots) for name, slots in found.items()]
+    elif hosts is None:
+        hosts = [
+            Host("localhost", limits.maximum if limits.maximum < _UNLIMITED else limits.minimum)
+        ]
+    placements = assign_ranks(hosts, sum(host.slots for host in hosts)) if hosts else []
+    check_command(options.command, here=any(host.is_local for host in placements))
+    with wrong_settings():
+        return ElasticJob(
+            options.command,
+            limits,
+            hosts=[Placement(p.name, p.is_local, (), p.addresses) for p in placements],
+            slots={placement.name: len(placement.ranks) for placement in placements},
+            discovery=discovery,
+            cooldown_range=_cooldown(options),
+            began=began,
+            serve=serve,
+            **common_arguments(options),
+        )
+
+
+def _limits(options: Options) -> Limits:
+    wished, least, most = options.num_proc, options.min_num_proc, options.max_num_proc
+    minimum = least or wished or 1
+    maximum = most or wished or _UNLIMITED
+    for low, low_name, high, high_name in (
+        (least, "--min-np", most, "--max-np"),
+        (least, "--min-np", wished, "-np"),
+        (wished, "-np", most, "--max-np"),
+    ):
+        if low is not None and high is not None and low > high:
+            raise UsageError(f"{low_name} {low} is more than {high_name} {high}")
+    with wrong_settings():
+        env = common_environment(os.environ, options.settings)
+        return Limits(
+            minimum,
+            maximum,
+            wait=config.value("ELASTIC_TIMEOUT", env),
+            resets=options.reset_limit,
+            gather=config.value("GLOO_TIMEOUT_SECONDS", env),
+            start=config.value("START_TIMEOUT", env),
+            hosts_may_come=options.host_discovery_script is not None,
+        )
+
+
+def _cooldown(options: Options) -> tuple[float, float] | None:
+    if options.blacklist_cooldown_range is None:
+        return None
+    least, most = options.blacklist_cooldown_range
+    if least > most:
+        raise UsageError(f"--blacklist-cooldown-range: {least} is more than {most}")
+    return float(least), float(most)

@@ -1,0 +1,627 @@
+"""Which processes form an elastic job: the decisions, in simulated jobs without processes and clocks."""
+
+import heapq
+import itertools
+import random
+
+import pytest
+
+from horoplug.base.host_updates import HostUpdateResult
+from horoplug.rendezvous.elastic import Membership, Ready
+from horoplug.runner.elastic.discovery import FixedHosts, HostManager
+from horoplug.runner.elastic.roster import (
+    FAILURES_WITHOUT_PROGRESS,
+    LOSSES_WITHOUT_PROGRESS,
+    PROGRESS_SECONDS,
+    STARTS_PER_HOST,
+    Dismiss,
+    Finish,
+    Form,
+    Kill,
+    Limits,
+    Notify,
+    Roster,
+    Say,
+    Start,
+)
+from tests.harness.support import seed
+
+VERSION = "1.0"
+
+
+class Job:
+    """A roster, with a clock that the test sets, and what the roster has asked for."""
+
+    def __init__(self, hosts, *, cooldown=None, **limits):
+        self.now = 0.0
+        self.discovery = FixedHosts(hosts)
+        self.hosts = HostManager(self.discovery, cooldown, clock=lambda: self.now, draw=lambda: 0.0)
+        self.hosts.update_available_hosts()
+        limits = {"minimum": 1, "maximum": 3, "gather": 5.0, "start": 10.0, "wait": 60.0} | limits
+        self.limits = Limits(**limits)
+        self.roster = Roster(self.hosts, self.limits, VERSION)
+        self.live = {}  # number: Start
+        self.attempts = {}
+        self.members = ()
+        self.generation = 0
+        self.finish = None
+        self.said = []
+        self.advance()
+
+    def advance(self, seconds=0.0):
+        """Let time pass, and carry out what the roster asks for. Returns that."""
+        self.now += seconds
+        found = []
+        while actions := self.roster.advance(self.now):
+            found += actions
+            for action in actions:
+                match action:
+                    case Start():
+                        assert action.process not in self.live
+                        self.live[action.process] = action
+                    case Form(membership, attempts):
+                        assert attempts == tuple(self.attempts[n] for n in membership.processes)
+                        self.generation, self.members = membership
+                    case Say(text):
+                        assert "\n" not in text
+                        self.said.append(text)
+                    case Finish():
+                        assert self.finish is None
+                        self.finish = action
+        return found
+
+    def ready(self, *numbers, commits=0, version=VERSION):
+        """These processes are ready for the next membership."""
+        found = []
+        for number in numbers:
+            self.attempts[number] = self.attempts.get(number, 0) + 1
+            self.roster.ready(Ready(number, self.attempts[number], version, commits), self.now)
+            found += self.advance()
+        return found
+
+    def end(self, number, code=-9):
+        """A process ends."""
+        del self.live[number]
+        self.roster.ended(number, code, f"ended with {code}", self.now)
+        return self.advance()
+
+
+def formed(actions):
+    return [action.membership for action in actions if isinstance(action, Form)]
+
+
+def kinds(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_job_starts_with_all_slots_up_to_the_maximum_in_order_of_the_hosts():
+    job = Job({"a": 2, "b": 4}, maximum=4)
+    assert [(s.process, s.host, s.slot, s.local_slot) for s in job.live.values()] == [
+        (0, "a", 0, 0),
+        (1, "a", 1, 1),
+        (2, "b", 2, 0),
+        (3, "b", 3, 1),
+    ]
+    assert job.ready(2, 0, 3) == []  # waits for the process that is late
+    assert formed(job.ready(1)) == [Membership(1, (0, 1, 2, 3))]
+
+
+def test_late_process_of_the_first_membership_is_not_waited_for_beyond_the_start_timeout():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 2)
+    assert job.roster.due(job.now) == 10.0
+    assert formed(job.advance(10.0)) == [Membership(1, (0, 2))]
+    assert job.ready(1) == [Notify(1, HostUpdateResult.added)]
+
+
+def test_survivors_go_on_at_once_and_the_replacement_joins_when_they_are_ready_again():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    actions = job.end(1)
+    # The replacement has the slot of the process that failed.
+    assert kinds(actions, Start) == [Start(3, "a", 1, 1, 1)]
+    assert formed(job.ready(2)) == []
+    assert formed(job.ready(0)) == [Membership(2, (0, 2))]
+    assert job.ready(3) == [Notify(2, HostUpdateResult.added)]
+    assert formed(job.ready(2)) == []
+    assert formed(job.ready(0)) == [Membership(3, (0, 2, 3))]
+
+
+def test_survivors_below_the_minimum_wait_for_the_replacement():
+    job = Job({"a": 3}, minimum=3)
+    job.ready(0, 1, 2)
+    job.end(0)
+    assert formed(job.ready(1, 2)) == []
+    assert formed(job.ready(3)) == [Membership(2, (1, 2, 3))]
+
+
+def test_replacement_that_is_ready_before_the_survivors_joins_with_them():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.end(2)
+    assert formed(job.ready(3)) == []
+    assert formed(job.ready(1, 0)) == [Membership(2, (0, 1, 3))]
+
+
+def test_member_that_does_not_react_to_a_failure_is_killed_and_the_others_go_on():
+    job = Job({"a": 3}, minimum=1)
+    job.ready(0, 1, 2)
+    job.end(2)
+    job.ready(1)
+    assert job.advance(4.9) == []
+    actions = job.advance(0.1)
+    assert kinds(actions, Kill) == [Kill(0)]
+    assert formed(actions) == [Membership(2, (1,))]
+    assert "process 0 (rank 0) on a has not reacted to a failure for 5 s" in job.said
+    job.end(0)  # its end is no further failure
+    assert job.members == (1,)
+    assert formed(job.ready(3, 4)) == []
+    assert formed(job.ready(1)) == [Membership(3, (1, 3, 4))]
+
+
+def test_losing_all_members_starts_the_job_again_from_the_program_with_all_processes():
+    job = Job({"a": 3})
+    job.ready(0, 1, 2)
+    for number in (0, 1, 2):
+        job.end(number, 1)
+    assert sorted(job.live) == [3, 4, 5]
+    assert {start.restarts for start in job.live.values()} == {1}
+    assert formed(job.ready(3, 5)) == []  # no survivor has a state, so all are waited for
+    assert formed(job.ready(4)) == [Membership(2, (3, 4, 5))]
+
+
+def test_job_that_loses_all_members_again_and_again_without_progress_ends():
+    job = Job({"a": 2})
+    for attempt in range(LOSSES_WITHOUT_PROGRESS):
+        numbers = sorted(job.live)
+        job.ready(*numbers)
+        assert job.finish is None
+        assert job.generation == attempt + 1
+        for number in numbers:
+            job.end(number, 3)
+    job.ready(*sorted(job.live))
+    assert job.finish == Finish(
+        3,
+        f"the job has failed {LOSSES_WITHOUT_PROGRESS} times in a row soon after its start; process 4 (rank 0) on a "
+        "ended with 3",
+    )
+
+
+@pytest.mark.parametrize("how", ["commit", "time"])
+def test_progress_resets_the_count_of_failures(how):
+    job = Job({"a": 2})
+    for _ in range(3 * LOSSES_WITHOUT_PROGRESS):
+        numbers = sorted(job.live)
+        job.ready(*numbers)
+        if how == "time":
+            job.advance(PROGRESS_SECONDS)
+        else:
+            job.end(numbers[0])
+            job.ready(numbers[1], commits=1)
+            numbers = job.members
+        for number in numbers:
+            job.end(number, 3)
+    assert job.finish is None
+
+
+def test_survivors_that_fail_again_and_again_without_a_commit_end_the_job():
+    job = Job({"a": 2})
+    job.ready(0, 1)
+    for _ in range(FAILURES_WITHOUT_PROGRESS):
+        assert job.finish is None
+        victim = job.members[1]
+        job.end(victim, -11)
+        job.ready(max(job.live))
+        job.ready(0)
+    assert job.finish.code == 139
+    assert f"failed {FAILURES_WITHOUT_PROGRESS} times in a row without a commit" in job.finish.text
+
+
+def test_reset_limit_ends_the_job():
+    job = Job({"a": 3}, resets=1)
+    job.ready(0, 1, 2)
+    job.end(2)
+    job.ready(0, 1)
+    assert job.generation == 2
+    job.end(1)
+    job.ready(0)
+    assert job.finish == Finish(
+        137,
+        "the job was formed again 1 time (--reset-limit); process 1 (rank 1) on a ended with -9",
+    )
+
+
+def test_host_on_which_processes_fail_before_they_take_part_is_excluded():
+    job = Job({"a": 1, "b": 1}, maximum=2)
+    job.ready(0)
+    for _ in range(STARTS_PER_HOST):
+        (number,) = [number for number, start in job.live.items() if start.host == "b"]
+        job.end(number, 1)
+    assert job.finish is None
+    assert job.members == (0,)
+    assert [start.host for start in job.live.values()] == ["a"]
+    assert "host b gets no new processes for now" in job.said
+
+
+def test_job_ends_at_once_if_too_few_processes_are_left_and_no_host_can_come():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    for _ in range(STARTS_PER_HOST):
+        assert job.finish is None
+        job.end(min(job.live), 7)
+    assert job.finish == Finish(
+        7, "fewer than 2 processes (--min-np) are left; process 0 on a ended with 7"
+    )
+
+
+@pytest.mark.parametrize("kind", ["discovery", "cooldown"])
+def test_job_waits_for_hosts_up_to_the_elastic_timeout(kind):
+    options = {"hosts_may_come": True} if kind == "discovery" else {"cooldown": (100, 100)}
+    job = Job({"a": 1, "b": 1}, minimum=2, maximum=2, **options)
+    job.ready(0, 1)
+    job.roster.host_lost("b", "no sign of life", job.now)
+    job.advance()
+    job.ready(0)
+    assert job.finish is None
+    job.advance(59.0)
+    assert job.finish is None
+    job.advance(1.0)
+    assert job.finish == Finish(
+        1,
+        "fewer than 2 processes (--min-np) were ready for 60 s (--elastic-timeout); host b: no sign of life",
+    )
+
+
+def test_host_comes_back_after_its_cooldown():
+    job = Job({"a": 1, "b": 1}, maximum=2, cooldown=(20, 40))
+    job.ready(0, 1)
+    job.roster.host_lost("a", "the connection was lost", job.now)
+    del job.live[0]
+    job.advance()
+    assert formed(job.ready(1)) == [Membership(2, (1,))]
+    assert job.roster.due(job.now) == 20.0
+    job.advance(20.0)
+    assert [start.host for start in job.live.values()] == ["b", "a"]
+    assert job.ready(2) == [Notify(2, HostUpdateResult.added)]
+
+
+def test_removed_host_leaves_at_the_next_commit_without_counting_as_a_failure():
+    job = Job({"a": 1, "b": 2})
+    job.ready(0, 1, 2)
+    job.discovery.set({"a": 1, "b": 1})
+    job.hosts.update_available_hosts()
+    assert job.advance() == [Notify(1, HostUpdateResult.removed)]
+    actions = job.ready(0, 1, 2)
+    assert kinds(actions, Dismiss) == [Dismiss(2, 2, "its slot is gone", is_error=False)]
+    assert formed(actions) == [Membership(2, (0, 1))]
+    job.end(2, 0)
+    assert job.finish is None
+    job.end(0, 0)
+    job.end(1, 0)
+    assert job.finish == Finish(0, "")
+
+
+def test_process_that_was_told_to_leave_goes_at_the_next_commit_and_its_host_is_spared():
+    job = Job({"a": 1, "b": 1, "c": 1}, maximum=2)
+    job.ready(0, 1)
+    job.roster.leaving(0)
+    actions = job.advance()
+    assert [start.host for start in kinds(actions, Start)] == ["c"]
+    assert kinds(actions, Notify) == [Notify(1, HostUpdateResult.removed)]
+    assert job.said == [
+        "process 0 (rank 0) on a was told to leave",
+        "host a gets no new processes for now",
+    ]
+    actions = job.ready(0, 1)
+    assert formed(actions) == [Membership(2, (1,))]
+    assert kinds(actions, Dismiss) == [Dismiss(0, 2, "its slot is gone", is_error=False)]
+
+
+def test_process_that_was_told_to_leave_hands_its_state_over_if_it_is_the_only_one():
+    job = Job({"a": 1, "b": 1}, maximum=1)
+    job.ready(0)
+    job.roster.leaving(0)
+    assert [start.host for start in kinds(job.advance(), Start)] == ["b"]
+    assert job.ready(1) == [Notify(1, HostUpdateResult.added)]
+    assert formed(job.ready(0)) == [Membership(2, (0, 1))]
+    assert formed(job.ready(0, 1)) == [Membership(3, (1,))]
+
+
+def test_removed_host_that_is_lost_before_its_processes_have_left_may_come_back():
+    job = Job({"a": 1, "b": 1}, maximum=2)
+    job.ready(0, 1)
+    job.discovery.set({"a": 1})
+    job.hosts.update_available_hosts()
+    job.advance()
+    job.roster.host_lost("b", "the connection was lost", job.now)
+    del job.live[1]
+    job.advance()
+    job.ready(0)
+    assert job.members == (0,)
+    job.discovery.set({"a": 1, "b": 1})
+    job.hosts.update_available_hosts()
+    job.advance()
+    assert [start.host for start in job.live.values()] == ["a", "b"]
+
+
+def test_removed_hosts_hand_their_state_over_before_they_leave():
+    job = Job({"a": 2}, maximum=2)
+    job.ready(0, 1)
+    job.discovery.set({"b": 2})
+    job.hosts.update_available_hosts()
+    assert [start.host for start in kinds(job.advance(), Start)] == ["b", "b"]
+    assert job.ready(2) == [Notify(1, HostUpdateResult.added)]
+    actions = job.ready(0, 1)
+    assert formed(actions) == [Membership(2, (0, 2))]  # one that has the state is enough
+    assert [dismissed.process for dismissed in kinds(actions, Dismiss)] == [1]
+    job.ready(3)
+    actions = job.ready(0, 2)
+    assert formed(actions) == [Membership(3, (2, 3))]
+    assert [dismissed.process for dismissed in kinds(actions, Dismiss)] == [0]
+
+
+def test_job_does_not_start_processes_after_one_has_ended_its_program():
+    job = Job({"a": 3})
+    job.ready(0, 1, 2)
+    assert job.end(1, 0) == []
+    assert job.end(0, 0) == []
+    assert job.end(2, 0) == [Finish(0, "")]
+
+
+def test_dismissed_process_that_does_not_end_is_killed():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.end(2)
+    job.ready(0, 1)
+    job.ready(3)
+    job.end(0, 0)
+    job.end(1, 0)
+    assert job.roster.due(job.now) == 5.0
+    assert job.advance(5.0) == [Kill(3)]
+    assert job.end(3) == [Finish(0, "")]
+
+
+def test_newcomer_that_still_starts_when_the_program_ends_is_killed():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.end(2)
+    job.ready(0, 1)
+    assert job.end(0, 0) == [Kill(3)]
+    job.end(3)
+    job.end(1, 0)
+    assert job.finish == Finish(0, "")
+
+
+def test_processes_of_a_program_that_forms_no_job_may_end_one_after_the_other():
+    job = Job({"a": 3})
+    assert job.end(1, 0) == []
+    assert job.end(2, 0) == []
+    assert job.end(0, 0) == [Finish(0, "")]
+
+
+def test_newcomer_that_waits_when_the_program_ends_leaves_without_an_error():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.end(2)
+    job.ready(0, 1)
+    job.ready(3)
+    assert job.end(0, 0) == [Dismiss(3, 1, "another process has ended its program", is_error=False)]
+    job.end(1, 0)
+    assert job.finish is None
+    job.end(3, 0)
+    assert job.finish == Finish(0, "")
+
+
+def test_failure_after_another_process_has_ended_its_program_is_the_jobs():
+    job = Job({"a": 2})
+    job.ready(0, 1)
+    job.end(0, 0)
+    job.end(1, 5)
+    assert job.finish == Finish(5, "process 1 (rank 1) on a ended with 5")
+
+
+def test_process_with_another_version_is_refused_in_one_line_and_its_host_excluded():
+    job = Job({"a": 1, "b": 1}, maximum=2)
+    job.ready(0)
+    actions = job.ready(1, version="0.9")
+    reason = "host b has horoplug 0.9, and the launcher 1.0: all hosts need the same version"
+    assert kinds(actions, Dismiss) == [Dismiss(1, 1, reason, is_error=True)]
+    assert reason in job.said
+    assert formed(actions) == [Membership(1, (0,))]
+    job.end(1, 1)
+    assert job.finish is None
+    assert list(job.live) == [0]
+
+
+def test_ready_message_of_an_unknown_process_is_ignored():
+    job = Job({"a": 1}, maximum=1)
+    job.roster.ready(Ready(77, 1, VERSION, 0), job.now)
+    assert job.advance() == []
+
+
+# ---- random jobs -----------------------------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """The roster has ended the job, because it failed too often."""
+
+
+class Simulation:
+    """A job whose processes and hosts behave at random until a moment, and then well."""
+
+    CALM = 400.0  # seconds
+
+    def __init__(self, number):
+        self.random = random.Random(number)
+        draw = self.random
+        self.maximum = draw.randint(1, 6)
+        self.minimum = draw.randint(1, self.maximum)
+        self.names = [chr(ord("a") + i) for i in range(draw.randint(1, 4))]
+        hosts = {name: draw.randint(1, 4) for name in self.names}
+        hosts["a"] = max(hosts["a"], self.minimum)  # so that the job can always go on
+        self.events = []
+        self.order = itertools.count()
+        self.busy = {}  # by process: what it does now; a change cancels its events
+        self.before = ()
+        self.job = Job(
+            hosts,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            cooldown=(5, 20),
+            hosts_may_come=True,
+            wait=10_000.0,
+        )
+        self.adopt()
+        for _ in range(draw.randint(0, 12)):
+            self.at(draw.uniform(0, self.CALM), self.disturb)
+
+    def at(self, time, action, *args):
+        heapq.heappush(self.events, (time, next(self.order), action, args))
+
+    def adopt(self):
+        """Let processes that were started become ready after a while, and members train."""
+        for number in self.job.live:
+            if number not in self.busy:
+                self.busy[number] = "starting"
+                self.later(number, self.random.uniform(0.5, 15), self.become_ready)
+
+    def later(self, number, seconds, action):
+        state = self.busy[number]
+        self.at(self.job.now + seconds, self.if_still, number, state, action)
+
+    def if_still(self, number, state, action):
+        if self.busy.get(number) is state and number in self.job.live:
+            action(number)
+
+    def become_ready(self, number):
+        self.busy[number] = object()
+        self.handle(self.job.ready(number, commits=self.random.randint(0, 1)))
+
+    def handle(self, actions):
+        job = self.job
+        for action in actions:
+            match action:
+                case Form(Membership(_, members), _):
+                    self.check_membership(members)
+                    for number in members:
+                        self.busy[number] = "training"
+                case Notify(generation, change):
+                    if change and generation == job.generation:
+                        for number in job.members:
+                            self.leave(number)
+                case Kill(number):
+                    self.handle(job.end(number))
+                case Dismiss(number, _, _, is_error):
+                    assert not is_error
+                    self.busy[number] = "leaving"
+                    self.later(number, 1, lambda n: self.handle(job.end(n, 0)))
+        used = {}
+        for start in job.live.values():
+            used.setdefault(start.host, []).append(start.local_slot)
+        slots = [start.slot for start in job.live.values()]
+        assert len(slots) == len(set(slots))
+        for host, numbers in used.items():
+            assert len(numbers) == len(set(numbers)), host
+        if job.finish is not None:  # random failures can look like a program that always fails
+            assert "times in a row" in job.finish.text
+            raise Ended
+        self.adopt()
+
+    def leave(self, number):
+        """A member notices that its membership is over, and wants to take part in the next one; some are late."""
+        if number in self.job.live and self.busy.get(number) == "training":
+            self.busy[number] = object()
+            stuck = self.job.now < self.CALM and self.random.random() < 0.05
+            seconds = self.random.uniform(10, 100) if stuck else self.random.uniform(0, 2)
+            self.later(number, seconds, self.become_ready)
+
+    def check_membership(self, members):
+        job = self.job
+        assert len(set(members)) == len(members)
+        assert self.minimum <= len(members)
+        assert set(members) <= job.live.keys()
+        survivors = [number for number in members if number in self.before]
+        assert list(members[: len(survivors)]) == survivors
+        assert survivors == [number for number in self.before if number in members]
+        self.before = members
+
+    def fail(self, number):
+        was_member = number in self.job.members and self.busy.get(number) == "training"
+        self.handle(self.job.end(number, self.random.choice([-9, 1, 137])))
+        if was_member:
+            for other in self.job.members:
+                self.leave(other)
+
+    def disturb(self):
+        job, draw = self.job, self.random
+        kind = draw.choice(["kill", "kill", "kill two", "host", "slots", "leave"])
+        if kind == "host":
+            name = draw.choice(self.names)
+            gone = [number for number, start in job.live.items() if start.host == name]
+            job.roster.host_lost(name, "is lost", job.now)
+            for number in gone:
+                del job.live[number]
+            self.handle(job.advance())
+            for other in job.members:
+                self.leave(other)
+        elif kind == "leave":
+            if job.live:
+                job.roster.leaving(draw.choice(sorted(job.live)))
+                self.handle(job.advance())
+        elif kind == "slots":
+            hosts = {name: draw.randint(0, 4) for name in self.names}
+            hosts["a"] = max(hosts["a"], self.minimum)
+            job.discovery.set(hosts)
+            job.hosts.update_available_hosts()
+            self.handle(job.advance())
+        else:
+            for _ in range(2 if kind == "kill two" else 1):
+                if job.live:
+                    self.fail(draw.choice(sorted(job.live)))
+
+    def run(self):
+        job = self.job
+        while True:
+            due = job.roster.due(job.now)
+            time = self.events[0][0] if self.events else None
+            nearest = min((t for t in (due, time) if t is not None), default=None)
+            if nearest is None or nearest > 10 * self.CALM:
+                return
+            if time is not None and time <= nearest:
+                _, _, action, args = heapq.heappop(self.events)
+                job.now = max(job.now, time)
+                action(*args)
+            else:
+                job.now = max(job.now, due)
+            self.handle(job.advance())
+
+
+def test_random_jobs_reach_their_full_size_after_the_last_failure():
+    first, ended = seed(), 0
+    for number in range(first, first + 1500):
+        simulation = Simulation(number)
+        try:
+            simulation.run()
+            job = simulation.job
+            available = job.hosts.current_hosts
+            assert not any(map(job.hosts.is_blacklisted, available.host_slots))
+            wanted = min(simulation.maximum, available.count_available_slots())
+            assert len(job.members) == wanted
+            assert set(job.members) == job.live.keys()
+            used = [start.host for start in job.live.values()]
+            assert all(used.count(host) <= available.get_slots(host) for host in set(used))
+        except AssertionError:
+            print(f"simulation {number}")
+            raise
+        except Ended:
+            ended += 1
+    assert ended < 150
+
+
+def test_job_of_a_thousand_processes_is_formed_again_and_again():
+    job = Job({f"host{i}": 8 for i in range(128)}, maximum=1024)
+    for generation in (1, 2, 3):
+        for number in job.live:
+            job.attempts[number] = generation
+            job.roster.ready(Ready(number, generation, VERSION, 1), job.now)
+        job.advance()
+        assert (job.generation, job.members) == (generation, tuple(range(1024)))
