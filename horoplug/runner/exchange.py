@@ -1,12 +1,13 @@
 """Sends the function of ``horoplug.run`` to the ranks and receives their results.
 
-Each rank makes one connection, which begins with mutual authentication by the job's secret
-(rendezvous/network/auth.py). Only authenticated messages follow (rendezvous/network/messages.py), so that nothing from
-another source is stored or unpickled. They are encrypted if the rank's settings say so. The server only stores what it
-reads; the process that called ``run`` unpickles it.
+Each rank has a number: its rank or, in an elastic job, the number of its process, which no other process ever has. It
+makes one connection, which begins with mutual authentication by the job's secret (rendezvous/network/auth.py). Only
+authenticated messages follow (rendezvous/network/messages.py), so that nothing from another source is stored or
+unpickled. They are encrypted if the rank's settings say so. The server only stores what it reads; the process that
+called ``run`` unpickles it.
 
     rank                                server
-    rank u32                    ->
+    number u32                  ->
                                 <-      length of the function u64
                                 <-      chunk of the function  …
     "+", chunk of the result  … ->      written to the rank's file
@@ -17,12 +18,15 @@ The verdict ``X`` withdraws the chunks so far; others follow. All numbers are bi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
+import tempfile
 import threading
-from collections.abc import Sequence
+from typing import Protocol
 
+from horoplug.base.descriptors import reason
 from horoplug.base.errors import ProtocolError, TamperedMessageError
 from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.auth import Encryption
@@ -39,24 +43,68 @@ _log = logging.getLogger("horoplug")
 _U32, _U64 = struct.Struct("!I"), struct.Struct("!Q")
 
 
+class Results(Protocol):
+    """Files for the results."""
+
+    def __len__(self) -> int:
+        """The number of ranks that may connect at once."""
+
+    def __getitem__(self, number: int, /) -> int:
+        """The descriptor of a rank's file. Errors: IndexError if there is no such rank; OSError."""
+
+
+class ResultFiles:
+    """Makes anonymous temporary files for the results when they are needed. They exist until this process ends, since
+    threads of the exchange may still write."""
+
+    def __init__(self, folder: str, size: int, most: int) -> None:
+        """``folder``: where the files are; ``size``: the number of ranks that may connect at once; ``most``: the
+        numbers are less than that."""
+        self._folder = folder
+        self._size = size
+        self._most = most
+        self._files: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, number: int, /) -> int:
+        if number >= self._most:
+            raise IndexError(number)
+        if number not in self._files:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                self._files[number] = os.dup(file.fileno())
+        return self._files[number]
+
+    def move(self, number: int, target: int) -> int:
+        """Append the file of a rank that has finished to another one, given by its descriptor, and delete it. Returns
+        where it begins there. Errors: OSError."""
+        start = os.lseek(target, 0, os.SEEK_CUR)
+        with open(self._files.pop(number), "rb", buffering=0) as file:
+            file.seek(0)
+            while data := file.read(CHUNK_BYTES):
+                _write(target, memoryview(data))
+        return start
+
+
 class Exchange:
     """The server. It has one thread per rank, since a rank exchanges one message of any size in each direction."""
 
     def __init__(
-        self, secret: bytes, address: str, function: int, results: Sequence[int], port: int = 0
+        self, secret: bytes, address: str, function: int, results: Results, port: int = 0
     ) -> None:
-        """``function``: descriptor of the file with the pickled function; ``results``: by rank, the descriptor of the
-        file for its result; ``port``: 0 takes a free one. Errors: OSError if the address cannot be bound."""
+        """``function``: descriptor of the file with the pickled function; ``results``: the files for the results, by
+        number; ``port``: 0 takes a free one. Errors: OSError if the address cannot be bound."""
         self._function = function
         self._results = results
         self._lock = threading.Lock()
         self._taken: set[int] = set()
         self.returned: set[int] = set()
-        """Ranks whose function has returned; the file has the result."""
+        """Numbers of ranks whose function has returned; the file has the result."""
         self.raised: list[int] = []
-        """Ranks whose function has raised an exception, in that order; the file has the exception."""
+        """Numbers of ranks whose function has raised an exception, in that order; the file has the exception."""
         self.problems: dict[int, str] = {}
-        """Why the result of a rank could not be stored, by rank."""
+        """Why the result of a rank could not be stored, by its number."""
         sock = bind(address, port)
         self.address = address
         self.port: int = sock.getsockname()[1]
@@ -71,19 +119,30 @@ class Exchange:
 
     def _exchange(self, stream: MessageStream) -> None:
         try:
-            (rank,) = _U32.unpack(stream.receive(_U32.size))
+            (number,) = _U32.unpack(stream.receive(_U32.size))
         except TamperedMessageError as error:
             _log.warning("horoplug.run: %s", error)  # the rank is unknown
             raise
         with self._lock:
-            if rank >= len(self._results) or rank in self._taken:
+            if number in self._taken:
                 return
-            self._taken.add(rank)
+            try:
+                file = self._results[number]
+            except IndexError:
+                return
+            except OSError as error:
+                self.problems[number] = reason(error)
+                return
+            self._taken.add(number)
         try:
             self._send_function(stream)
-            self._store(stream, rank)
+            self._store(stream, number, file)
         except TamperedMessageError as error:
-            self.problems[rank] = str(error)
+            self.problems[number] = str(error)
+        finally:
+            if number not in self.returned and number not in self.raised:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, 0)  # a rank that died may leave a large part
 
     def _send_function(self, stream: MessageStream) -> None:
         size = os.fstat(self._function).st_size
@@ -91,8 +150,7 @@ class Exchange:
         for at in range(0, size, CHUNK_BYTES):
             stream.send(os.pread(self._function, CHUNK_BYTES, at))
 
-    def _store(self, stream: MessageStream, rank: int) -> None:
-        file = self._results[rank]
+    def _store(self, stream: MessageStream, number: int, file: int) -> None:
         while True:
             message = stream.receive(1 + CHUNK_BYTES)
             kind = message[:1]
@@ -107,12 +165,12 @@ class Exchange:
                 else:
                     _write(file, memoryview(message)[1:])
             except OSError as error:
-                self.problems[rank] = error.strerror or str(error)
+                self.problems[number] = error.strerror or str(error)
                 return
         if kind == RETURNED:
-            self.returned.add(rank)
+            self.returned.add(number)
         else:
-            self.raised.append(rank)
+            self.raised.append(number)
         stream.send(_STORED)
 
 
@@ -125,17 +183,18 @@ class Client:
         address: str,
         port: int,
         secret: bytes,
-        rank: int,
+        number: int,
         encrypt: bool = False,
         seconds: float = _CONNECT_SECONDS,
     ) -> None:
-        """Connect. ``encrypt``: whether the connection is encrypted; ``seconds``: limit for connecting.
+        """Connect. ``number``: this rank's; ``encrypt``: whether the connection is encrypted; ``seconds``: limit for
+        connecting.
 
         Errors: those of :func:`.dial.connect`; ValueError if the connection cannot be encrypted."""
         peer = f"the launcher at {address}:{port}"
         self._sock, channel = dial.connect(address, port, secret, _CONTEXT, seconds, peer, encrypt)
         self._stream = MessageStream(self._sock, channel)
-        self._stream.send(_U32.pack(rank))
+        self._stream.send(_U32.pack(number))
 
     def function(self) -> bytearray:
         """The pickled function and its arguments."""

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import selectors
 import signal
 import subprocess
@@ -31,11 +30,6 @@ sys.path[:] = filter(None, sys.path)
 from horoplug.runner.run_launcher import main
 sys.exit(main(sys.argv[1:]))"""
 _END_SECONDS = 30.0  # limit for the launcher to end after SIGTERM
-# Arguments of Horovod for elastic jobs.
-_ELASTIC = (
-    *("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
-    *("host_discovery_script", "min_np", "max_np"),
-)
 
 
 class RankError(RuntimeError):
@@ -91,30 +85,42 @@ def run(
     while they run, with the rank before each line. ``executable``: the ranks' Python, of the same version as this one;
     ``env``: environment variables to use instead of this process's own; ranks on other hosts get those that it changes,
     and otherwise those that ``horovodrun`` forwards. The other arguments are flags of
-    ``horovodrun``. ``np`` is the former name of ``num_proc``.
+    ``horovodrun``. ``np``, ``min_np`` and ``max_np`` are the former names of ``num_proc``, ``min_num_proc`` and
+    ``max_num_proc``.
+
+    ``min_num_proc``, ``max_num_proc`` and ``host_discovery_script`` make the job elastic: a process that fails is
+    replaced, and the results are those of the last membership, by rank. ``slots`` (of each host that the script prints
+    without a number), ``reset_limit`` and ``cooldown_range`` (two numbers) have no effect in other jobs.
 
     Errors: RankError if the function raises an exception on a rank, if a rank ends otherwise, or if a result cannot be
-    pickled; ValueError with a one-line message for invalid arguments; NotImplementedError for arguments of elastic
-    jobs; KeyboardInterrupt, after all ranks have ended."""
-    given = dict(locals())
-    for name in _ELASTIC:
-        if given[name] is not None:
-            raise NotImplementedError(
-                f"horoplug.run: {name} is for elastic jobs, which are not available yet"
-            )
+    pickled, in an elastic job only once the job has failed; ValueError with a one-line message for invalid arguments;
+    KeyboardInterrupt, after all ranks have ended."""
     if not callable(func):
         raise TypeError(f"horoplug.run wants a function, not {func!r}")
     if use_gloo and use_mpi:
         raise ValueError("horoplug.run: use_gloo or use_mpi, not both")
-    if np is not None:
-        warnings.warn("np is called num_proc now", DeprecationWarning, stacklevel=2)
-    size = next(number for number in (num_proc, np, 1) if number is not None)
+    size = _renamed(np, "np", num_proc, "num_proc")
+    least = _renamed(min_np, "min_np", min_num_proc, "min_num_proc")
+    most = _renamed(max_np, "max_np", max_num_proc, "max_num_proc")
+    is_elastic = any(value is not None for value in (least, most, host_discovery_script))
+    if is_elastic and use_mpi:
+        raise ValueError("horoplug.run: use_mpi: processes of an MPI job cannot come and go")
+    if size is None and not is_elastic:
+        size = 1
+    if cooldown_range is not None and len(cooldown_range) != 2:
+        raise ValueError("horoplug.run: cooldown_range: two numbers are wanted, the least first")
     interfaces = network_interface or network_interfaces
     if interfaces is not None and not isinstance(interfaces, str):
         interfaces = ",".join(interfaces)
     flags = _flags(
         {
             "-np": size,
+            "--min-np": least,
+            "--max-np": most,
+            "--slots-per-host": slots,
+            "--reset-limit": reset_limit,
+            "--blacklist-cooldown-range": cooldown_range,
+            "--host-discovery-script": host_discovery_script,
             "--hosts": hosts,
             "--hostfile": hostfile,
             "--start-timeout": start_timeout,
@@ -137,16 +143,26 @@ def run(
         function = stack.enter_context(tempfile.TemporaryFile())
         function.write(pack(func, tuple(args), dict(kwargs or {})))
         function.flush()
-        results = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
-        outcome = _launch([*flags, *command], _python_path(outer), function, results)
-        return _results(outcome, results)
+        results = stack.enter_context(tempfile.TemporaryFile())
+        answer = _launch([*flags, *command], _python_path(outer), function, results)
+        return _Results(answer, results).by_rank()
+
+
+def _renamed(old: int | None, old_name: str, new: int | None, new_name: str) -> int | None:
+    """The value of an argument that has a former name. ``old``, ``new``: its value by each of the names."""
+    if old is not None:
+        text = f"{old_name} is called {new_name} now"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return old if new is None else new
 
 
 def _flags(values: Mapping[str, Any]) -> list[str]:
-    flags = []
+    flags: list[str] = []
     for name, value in values.items():
         if value is True or (name == "--verbose" and value):
             flags.append(name)
+        elif name == "--blacklist-cooldown-range" and value is not None:
+            flags += [name, *map(str, value)]
         elif value is not None and value is not False and name != "--verbose":
             flags += [name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)]
     return flags
@@ -165,13 +181,13 @@ def _python_path(env: dict[str, str]) -> dict[str, str]:
 
 
 def _launch(
-    flags: list[str], env: dict[str, str], function: IO[bytes], results: Sequence[IO[bytes]]
+    flags: list[str], env: dict[str, str], function: IO[bytes], results: IO[bytes]
 ) -> dict[str, Any]:
-    """Run the launcher, relay its output, and return the job's outcome (see run_launcher.main)."""
+    """Run the launcher, relay its output, and return its answer (see run_launcher.main)."""
     pipe_in, pipe_out = os.pipe()
     with open(pipe_in, "rb") as pipe:
         try:
-            passed = [pipe_out, function.fileno(), *(result.fileno() for result in results)]
+            passed = [pipe_out, function.fileno(), results.fileno()]
             listed = ",".join(map(str, passed))
             process = subprocess.Popen(
                 [
@@ -180,6 +196,7 @@ def _launch(
                     _LAUNCHER,
                     str(os.getpid()),
                     listed,
+                    tempfile.gettempdir(),
                     *flags,
                 ],
                 env=env,
@@ -199,8 +216,8 @@ def _launch(
         raise KeyboardInterrupt
     if not answer:
         raise RankError(f"the launcher ended with code {process.returncode}; all ranks were ended")
-    outcome: dict[str, Any] = json.loads(answer)
-    return outcome
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded
 
 
 @contextlib.contextmanager
@@ -259,41 +276,61 @@ def _print(stream: Any, text: str) -> None:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def _results(outcome: dict[str, Any], files: Sequence[IO[bytes]]) -> list[Any]:
-    """The results by rank. Errors: RankError, ValueError."""
-    if "usage" in outcome:
-        raise ValueError(f"horoplug.run: {outcome['usage']}")
-    returned, raised, text = set(outcome["returned"]), outcome["raised"], outcome["text"]
-    for rank, problem in outcome["problems"].items():
-        raise RankError(f"rank {rank}: its result cannot be stored: {problem}", int(rank))
-    match = re.match(r"rank (\d+) ", text)
-    blamed = int(match[1]) if match else None
-    # A rank reports its exception before other ranks can fail because of it. A rank without a report has crashed.
-    if raised and (blamed is None or blamed in raised or blamed in returned):
-        raise _raised(raised[0], files[raised[0]])
-    if outcome["code"] != 0:
-        raise RankError(text or f"the launcher ended with code {outcome['code']}", blamed)
-    for rank in range(len(files)):
-        if rank not in returned:
-            raise RankError(f"rank {rank} ended before its function returned", rank)
-    results = []
-    for rank, file in enumerate(files):
-        file.seek(0)
+class _Results:
+    """The results of a job, or the error that it has ended with."""
+
+    def __init__(self, answer: Mapping[str, Any], file: IO[bytes]) -> None:
+        """``answer``: that of the launcher; ``file``: the file for the results. Errors: ValueError for a wrong command
+        line."""
+        if "usage" in answer:
+            raise ValueError(f"horoplug.run: {answer['usage']}")
+        self._answer = answer
+        self._file = file
+        self._processes: list[int] = answer["processes"]
+
+    def by_rank(self) -> list[Any]:
+        """The results by rank. Errors: RankError."""
+        answer, blamed = self._answer, self._answer["blamed"]
+        returned, raised = set(answer["returned"]), answer["raised"]
+        for number, problem in answer["problems"].items():
+            raise self._error(int(number), f"its result cannot be stored: {problem}")
+        # A rank reports its exception before other ranks can fail because of it. A rank without a report has crashed.
+        if raised and (blamed is None or blamed in raised or blamed in returned):
+            raise self._raised(raised[0])
+        if answer["code"] != 0:
+            text = answer["text"] or f"the launcher ended with code {answer['code']}"
+            raise RankError(text, self._rank(blamed))
+        if not self._processes:
+            raise RankError("all processes ended before their function returned")
+        for rank, number in enumerate(self._processes):
+            if number not in returned:
+                raise RankError(f"rank {rank} ended before its function returned", rank)
+        return [self._result(number) for number in self._processes]
+
+    def _result(self, number: int) -> Any:
         try:
-            results.append(pickle.load(file))
+            return self._load(number)
         except Exception as error:
-            raise RankError(
-                f"rank {rank}: its result cannot be unpickled: {error}", rank
-            ) from error
-    return results
+            raise self._error(number, f"its result cannot be unpickled: {error}") from error
 
+    def _raised(self, number: int) -> RankError:
+        """The error for an exception that a rank's function has raised."""
+        failure, text = Failure(*self._load(number)), self._answer["text"]
+        why = f"\nThe job has ended: {text}" if self._answer["is_elastic"] and text else ""
+        error = self._error(number, f"{failure.text}{why}\n\n{failure.trace}", failure.trace)
+        if failure.pickled is not None:
+            with contextlib.suppress(Exception):
+                error.__cause__ = pickle.loads(failure.pickled)
+        return error
 
-def _raised(rank: int, file: IO[bytes]) -> RankError:
-    """The error for an exception that a rank's function has raised."""
-    file.seek(0)
-    failure = Failure(*pickle.load(file))
-    error = RankError(f"rank {rank}: {failure.text}\n\n{failure.trace}", rank, failure.trace)
-    if failure.pickled is not None:
-        with contextlib.suppress(Exception):
-            error.__cause__ = pickle.loads(failure.pickled)
-    return error
+    def _load(self, number: int) -> Any:
+        self._file.seek(self._answer["files"][str(number)])
+        return pickle.load(self._file)
+
+    def _error(self, number: int, text: str, traceback: str = "") -> RankError:
+        rank = self._rank(number)
+        name = f"process {number}" if rank is None else f"rank {rank}"
+        return RankError(f"{name}: {text}", rank, traceback)
+
+    def _rank(self, number: int | None) -> int | None:
+        return self._processes.index(number) if number in self._processes else None

@@ -2,8 +2,8 @@
 
 It is a separate process because a launcher takes over the signal handlers and all children of its process, while
 ``horoplug.run`` may be called in a notebook's kernel. Arguments: the pid of the caller; the descriptors of a pipe for
-the outcome, of the file with the function, and of a file for each rank's result, separated by commas; the flags of
-horovodrun."""
+the outcome, of the file with the function, and of a file for the results, separated by commas; the folder for temporary
+files; the flags of horovodrun."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import base64
 import ctypes
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from horoplug.base.config import value
 from horoplug.base.variables import SECRET_BYTES
@@ -24,36 +25,79 @@ from . import mpirun_launch
 from .arguments import Options, parse
 from .blame import describe
 from .checks import UsageError
-from .exchange import Exchange
+from .elastic_job import ElasticJob
+from .exchange import Exchange, ResultFiles
 from .hosts import Host, assign_ranks
 from .launch import as_scheduled, given_hosts, make_job
 from .network_check import candidates
 from .preflight import StartError
 from .run_task import ADDRESS, PORT, SALT, SECRET, secret_of
 
+_NUMBERS: Final = 1 << 32  # the exchange's numbers of processes are less
+# How the text of a failure names the process that has failed first.
+_RANK: Final = re.compile(r"^rank (\d+) ")
+_PROCESS: Final = re.compile(r"\bprocess (\d+) (?:\(rank \d+\) )?on ")
+
+
+class Answer(NamedTuple):
+    """How the job has ended. A process has the number by which the exchange knows it."""
+
+    code: int
+    text: str
+    """Why the job has failed, in one line."""
+    is_elastic: bool
+    processes: list[int]
+    """By rank, in an elastic job those of the last membership. Without a membership, those whose function has
+    returned."""
+    blamed: int | None
+    """The process that has failed first, according to the text."""
+    returned: list[int]
+    """Those whose function has returned."""
+    raised: list[int]
+    """Those whose function has raised an exception, in that order. None of them has been replaced, but for the one that
+    is blamed."""
+    problems: dict[int, str]
+    """Why the result of a process could not be stored."""
+    files: dict[int, int]
+    """Where the result or exception of a process begins in the file for the results."""
+
+
+class _Ended(NamedTuple):
+    """A job that has ended."""
+
+    exchange: Exchange | None
+    code: int
+    text: str
+    processes: Sequence[int]  # by rank
+    is_elastic: bool
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the job and write its outcome to the pipe as JSON.
 
-    Keys: ``usage`` for a UsageError, else ``code``, ``text``, ``returned``, ``raised`` and ``problems``."""
+    Keys: ``usage`` for a UsageError, else those of :class:`Answer`. Nothing is unpickled here."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != int(arguments[0]):
         return 1
-    pipe, function, *results = map(int, arguments[1].split(","))
-    for fd in (pipe, function, *results):
+    pipe, function, results = map(int, arguments[1].split(","))
+    for fd in (pipe, function, results):
         os.set_inheritable(fd, False)
+    answer: dict[str, Any]
     try:
-        options = as_scheduled(parse(arguments[2:]))
+        options = as_scheduled(parse(arguments[3:]))
+        size = options.max_num_proc or options.num_proc or 1
+        files = ResultFiles(arguments[2], size, _NUMBERS if options.is_elastic else size)
         run = _run if options.controller == "gloo" else _run_with_mpi
-        outcome = run(options, function, results)
+        ended = run(options, function, files)
+        answer = _collect(ended, files, results)._asdict()
     except UsageError as error:
-        outcome = {"usage": str(error)}
+        answer = {"usage": str(error)}
     with open(pipe, "w", encoding="utf-8") as file:
-        json.dump(outcome, file)
+        json.dump(answer, file)
     return 0
 
 
-def _run(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
+def _run(options: Options, function: int, results: ResultFiles) -> _Ended:
     exchange: Exchange | None = None
 
     def serve(address: str, secret: bytes) -> dict[str, str]:
@@ -67,10 +111,16 @@ def _run(options: Options, function: int, results: Sequence[int]) -> dict[str, A
     finally:
         if exchange is not None:
             exchange.close()
-    return _outcome(exchange, code, job.verdict)
+    if not isinstance(job, ElasticJob):
+        processes: Sequence[int] = range(options.num_proc or 1)
+        return _Ended(exchange, code, job.verdict, processes, is_elastic=False)
+    processes = job.members
+    if not processes and exchange is not None:  # the function does not call init()
+        processes = sorted(exchange.returned)
+    return _Ended(exchange, code, job.verdict, processes, is_elastic=True)
 
 
-def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> dict[str, Any]:
+def _run_with_mpi(options: Options, function: int, results: ResultFiles) -> _Ended:
     """Run the job like :func:`_run`, but let mpirun start and end the ranks.
 
     mpirun does not encrypt the variables that it passes on. So they contain the secret only if it cannot be derived
@@ -99,7 +149,7 @@ def _run_with_mpi(options: Options, function: int, results: Sequence[int]) -> di
         exchange.close()
     name = os.path.basename(command[0])
     verdict = f"{name} {describe(code)}" if code else ""
-    return _outcome(exchange, code, verdict)
+    return _Ended(exchange, code, verdict, range(options.num_proc or 1), is_elastic=False)
 
 
 def _address(options: Options, hosts: Sequence[Host]) -> str:
@@ -114,11 +164,32 @@ def _address(options: Options, hosts: Sequence[Host]) -> str:
         raise UsageError(str(error)) from None
 
 
-def _outcome(exchange: Exchange | None, code: int, text: str) -> dict[str, Any]:
-    return {
-        "code": code,
-        "text": text,
-        "returned": sorted(exchange.returned) if exchange else [],
-        "raised": exchange.raised if exchange else [],
-        "problems": exchange.problems if exchange else {},
-    }
+def _collect(job: _Ended, files: ResultFiles, target: int) -> Answer:
+    """The job's outcome. Moves the results, or the exception, that the caller needs to its file."""
+    match = (_PROCESS if job.is_elastic else _RANK).search(job.text)
+    blamed = int(match[1]) if match else None
+    returned: set[int] = set()
+    raised: list[int] = []
+    problems: dict[int, str] = {}
+    if job.exchange is not None:
+        counted = {*job.processes} if blamed is None or not job.code else {*job.processes, blamed}
+        returned = job.exchange.returned & counted
+        raised = [number for number in job.exchange.raised if number in counted]
+        problems = {n: text for n, text in [*job.exchange.problems.items()] if n in counted}
+    places = {}
+    for number in raised[:1] or ([] if job.code else sorted(returned)):
+        try:
+            places[number] = files.move(number, target)
+        except OSError as error:
+            problems[number] = error.strerror or str(error)
+    return Answer(
+        code=job.code,
+        text=job.text,
+        is_elastic=job.is_elastic,
+        processes=[*job.processes],
+        blamed=blamed,
+        returned=sorted(returned),
+        raised=raised,
+        problems=problems,
+        files=places,
+    )

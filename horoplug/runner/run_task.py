@@ -65,7 +65,7 @@ def main() -> int:
         os.environ.pop(ADDRESS, "") or os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
         int(os.environ.pop(PORT)),
         _secret(),
-        _rank(),
+        _number(),
         value("ENCRYPT"),
     )
     try:
@@ -100,7 +100,11 @@ def _secret() -> bytes:
     return parse_secret(os.environ.pop(SECRET, "") or os.environ["_HOROVOD_SECRET_KEY"])
 
 
-def _rank() -> int:
+def _number() -> int:
+    """The number by which the exchange knows this process: its rank, or that of a process of an elastic job."""
+    process: int | None = value("ELASTIC_PROCESS")
+    if process is not None:
+        return process
     if "HOROVOD_RANK" in os.environ:
         return int(os.environ["HOROVOD_RANK"])
     launched = recognise(os.environ)  # the process was started by mpirun
@@ -108,15 +112,24 @@ def _rank() -> int:
 
 
 def _fail(client: Client, error: BaseException) -> int:
-    """Report the exception. The process ends in 5 s even if a thread of the function keeps running."""
+    """Report the exception; returns the exit code. The process ends in 5 s even if a thread of the function keeps
+    running."""
+    failure, code = describe(error), 1
+    is_elastic = value("ELASTIC_PROCESS") is not None
+    if is_elastic:
+        # A process that the launcher does not need any more ends by sys.exit(0), in init().
+        code = 0 if isinstance(error, SystemExit) and not error.code else 1
     with contextlib.suppress(ConnectionError):  # the job is over
         client.finish(WITHDRAWN)  # withdraw a partial result
-        client.write(pickle.dumps(tuple(describe(error))))
+        client.write(pickle.dumps(tuple(failure)))
         client.finish(RAISED)
-    timer = threading.Timer(_END_SECONDS, os._exit, (1,))
+    if is_elastic and code:
+        with contextlib.suppress(OSError):  # the job may go on without this process
+            print(failure.trace, file=sys.stderr, flush=True)
+    timer = threading.Timer(_END_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
-    return 1
+    return code
 
 
 def describe(error: BaseException) -> Failure:

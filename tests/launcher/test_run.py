@@ -15,7 +15,6 @@ import uuid
 
 import cloudpickle
 import numpy as np
-import psutil
 import pytest
 
 import horoplug
@@ -24,34 +23,14 @@ from horoplug.rendezvous.errors import AuthenticationError
 from horoplug.rendezvous.network import listener
 from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.runner import exchange
+from tests.harness.leftovers import MARK, processes
+from tests.harness.leftovers import nothing_is_left as nothing_is_left
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import environment, until
 
 # As for functions of a notebook, the ranks cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-MARK = "HOROPLUG_TEST_RUN"
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch):
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
-    descriptors = len(os.listdir("/proc/self/fd"))
-    yield
-    assert not processes(mark)
-    until(
-        lambda: len(os.listdir("/proc/self/fd")) == descriptors
-    )  # descriptors of threads are closed soon
-
-
-def processes(mark):
-    """The processes of a test, except this one."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 class MyError(Exception):
@@ -304,8 +283,12 @@ def test_function_that_cannot_be_unpickled_is_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"min_num_proc": 1}, NotImplementedError, "min_num_proc is for elastic jobs"),
-        ({"host_discovery_script": "x"}, NotImplementedError, "elastic jobs"),
+        ({"min_num_proc": 3, "max_num_proc": 2}, ValueError, "--min-np 3 is more than --max-np 2"),
+        ({"min_num_proc": 0}, ValueError, "min-np.*at least 1 is wanted, not 0"),
+        ({"host_discovery_script": "x", "hosts": "a:1"}, ValueError, "not allowed with -H"),
+        ({"max_num_proc": 2, "use_mpi": True}, ValueError, "an MPI job cannot come and go"),
+        ({"min_num_proc": 1, "cooldown_range": (1, 2, 3)}, ValueError, "two numbers are wanted"),
+        ({"min_num_proc": 1, "cooldown_range": (3, 2)}, ValueError, "cooldown.*3 is more than 2"),
         ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo or use_mpi, not both"),
         ({"num_proc": 0}, ValueError, "horoplug.run: .*at least 1 is wanted, not 0"),
         ({"num_proc": 3, "hosts": "localhost:2"}, ValueError, "3 is more than .*: 2 slots"),
@@ -398,18 +381,18 @@ def work():
     print("ready", flush=True)
     while True: signal.pause()
 try:
-    horoplug.run(work, num_proc=2)
+    horoplug.run(work, {arguments})
 except KeyboardInterrupt:
     print("interrupted")
 """
 
 
-@pytest.fixture
-def program(monkeypatch):
+@pytest.fixture(params=["num_proc=2", "min_num_proc=2"])
+def program(request):
     """A program whose ranks have started and never end, and the mark of its processes."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM.format(arguments=request.param)],
         env=environment() | {MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -441,7 +424,9 @@ def test_terminal_interrupt_ends_the_job():
     signal.signal(signal.SIGTERM, tidy)
     print("ready", flush=True)
 """
-    program = PROGRAM.replace('    print("ready", flush=True)\n', work.removeprefix("\n"))
+    program = PROGRAM.format(arguments="num_proc=2").replace(
+        '    print("ready", flush=True)\n', work.removeprefix("\n")
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment() | {MARK: os.environ[MARK]},
@@ -605,6 +590,43 @@ def test_result_that_cannot_be_stored_is_an_error(served, tmp_path):
         until(lambda: server.problems)
     assert server.problems == {0: "No space left on device"}
     assert not server.returned
+
+
+def test_result_files_are_made_on_demand(tmp_path):
+    folder = tmp_path / "files"
+    files = exchange.ResultFiles(str(folder), 2, 1 << 32)
+    with open(tmp_path / "function", "w+b") as function, open(tmp_path / "all", "w+b") as target:
+        server = exchange.Exchange(SECRET, "127.0.0.1", function.fileno(), files)
+        try:
+            one = client(server, 5)
+            with pytest.raises(ConnectionError):
+                one.function()
+            until(lambda: server.problems == {5: "No such file or directory"})
+            one._sock.close()
+            folder.mkdir()
+            for number, size in ((70_000, 3 * exchange.CHUNK_BYTES + 1), (5, 2)):
+                one = client(server, number)
+                one.function()
+                one.write(b"x" * size)
+                one.finish(exchange.RETURNED)
+                one._sock.close()
+            lost = client(server, 6)
+            lost.function()
+            lost.write(b"a part")
+            until(lambda: os.fstat(files[6]).st_size)
+            lost._sock.close()
+            until(lambda: not os.fstat(files[6]).st_size)
+        finally:
+            server.close()
+        assert server.returned == {5, 70_000}
+        assert not list(folder.iterdir())
+        before = len(os.listdir("/proc/self/fd"))
+        assert files.move(5, target.fileno()) == 0
+        assert files.move(70_000, target.fileno()) == 2
+        assert len(os.listdir("/proc/self/fd")) == before - 2
+        assert target.read() == b""
+        assert os.fstat(target.fileno()).st_size == 3 * exchange.CHUNK_BYTES + 3
+        os.close(files[6])
 
 
 def test_closing_does_not_wait_for_ranks(served):
