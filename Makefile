@@ -19,7 +19,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test environments other-environments soak test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi wheel docs clean
+.PHONY: help demo build kernels test environments other-environments soak test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -72,6 +72,13 @@ $(OPTIONAL)/.installed: requirements/optional.txt .venv/.created
 	$(BIN)/pip install -q --no-deps --upgrade --target $(OPTIONAL) -r $<
 	@touch $@
 
+# See requirements/torchft.txt.
+TORCHFT := build/torchft
+torchft: $(TORCHFT)/.installed
+$(TORCHFT)/.installed: requirements/torchft.txt .venv/.created
+	$(BIN)/pip install -q --no-deps --upgrade --target $(TORCHFT) -r $<
+	@touch $@
+
 .venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
 	$(PIP) install -q --no-deps -r $<
 	@touch $@
@@ -114,7 +121,7 @@ gpu-python:
 bench-gpu: $(GPU_TOOLS)
 	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) benchmarks/gpu.py
 
-bench-report: build cpp-release .venv/.test $(OPTIONAL)/.installed mpi
+bench-report: build cpp-release .venv/.test $(OPTIONAL)/.installed mpi torchft
 	@rm -rf build/bench-full
 	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python benchmarks/suite.py full --out build/bench-full --report docs/benchmarks.md
 

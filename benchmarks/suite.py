@@ -61,6 +61,11 @@ TINY = [
     Part("start", "start", "--ranks 2 --rounds 1 --store 8"),
     Part("commit", "commit", "--model 7x1KiB -n 5"),
     Part("loops", "loops", "-np 2 --tensors 8 --rounds 1 --blocks 1"),
+    Part(
+        "elastic",
+        "elastic",
+        "--ranks 3 --rounds 1 --blocks 1 --steps 3 --state 10K --ways rollback=False",
+    ),
 ]
 
 SHORT = [
@@ -98,6 +103,9 @@ FULL = [
     Part("start", "start", "--ranks 16,64,128,256 --store 1024,4096"),
     Part("commit", "commit", "--model resnet50 --model bert-large -n 30"),
     Part("loops", "loops", "-np 2"),
+    Part("elastic", "elastic", ""),
+    Part("elastic-2", "elastic", "--ranks 2 --only step"),
+    Part("elastic-large", "elastic", "--state 100M --rounds 3 --only recovery,admission"),
 ]
 
 SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}

@@ -268,6 +268,7 @@ PARTS = {part.name: part for part in suite.TINY}
         "keras-fit",
         "start",
         "commit",
+        "elastic",
     ],
 )
 def test_tiny_form_of_every_benchmark(measured, name):
@@ -277,7 +278,8 @@ def test_tiny_form_of_every_benchmark(measured, name):
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program
-    assert found["ranks"] == (1 if name in ("control-plane", "raw", "start", "commit") else 2)
+    alone = ("control-plane", "raw", "start", "commit", "elastic")
+    assert found["ranks"] == (1 if name in alone else 2)
     if name == "gradients":
         variants = ["horoplug", "horoplug, views", "horoplug, one by one"]
         variants += ["torch-gloo", "torch-gloo, buckets"]
@@ -294,6 +296,10 @@ def test_tiny_form_of_every_benchmark(measured, name):
         assert [row["what"] for row in found["rows"]] == what
     if name == "commit":
         assert [row["way"] for row in found["rows"]] == ["TorchState", "deepcopy"]
+    if name == "elastic":
+        measures = [(row["measure"], row["way"]) for row in found["rows"]]
+        assert measures[:2] == [("recovery", "rollback=False"), ("admission", "rollback=False")]
+        assert measures[2:] == [("step", "plain"), ("step", "rollback=False")]
     if name == "raw":
         libraries = [row["library"] for row in found["rows"] if row["library"] != "oneccl"]
         assert libraries == [*raw.OURS, *mpi.installed()]
