@@ -58,6 +58,7 @@ AT = 50  # committed steps before the failure
 # Survivors whose neighbour has died have an error at once, and ask the lighthouse for a quorum. It waits for missing
 # processes for join_timeout_ms, or until it has had no heartbeat of theirs for heartbeat_timeout_ms, which must be
 # several intervals on a busy machine. Other survivors wait until the first ones leave, or for the time of an operation.
+# A join_timeout_ms shorter than a step leaves late processes out again and again: too short for --state 100M.
 TIMEOUTS = Timeouts(
     join_timeout_ms=100,
     quorum_tick_ms=10,
@@ -102,7 +103,9 @@ def environment(way: str) -> dict[str, str]:
     path = [os.environ.get("PYTHONPATH", "")]
     if way == "torchft":
         path.insert(0, str(TORCHFT))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    found.setdefault("RUST_LOG", "warn")  # torchft writes several lines in each step otherwise
+    return found
 
 
 def has_torchft() -> bool:
@@ -248,7 +251,7 @@ def fail_once(way: str, ranks: int, state_bytes: int, victim: int) -> tuple[floa
                 if kind == "killed":
                     killed = value
                 elif kind == "ends":
-                    every.append(value)
+                    every.append([End(*end) for end in value])
                 else:
                     recovered += 1
             if recovered == ranks - 1:

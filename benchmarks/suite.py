@@ -105,7 +105,11 @@ FULL = [
     Part("loops", "loops", "-np 2"),
     Part("elastic", "elastic", ""),
     Part("elastic-2", "elastic", "--ranks 2 --only step"),
-    Part("elastic-large", "elastic", "--state 100M --rounds 3 --only recovery,admission"),
+    Part(
+        "elastic-large",
+        "elastic",
+        "--state 100M --rounds 3 --only recovery,admission --ways rollback=False,rollback=True",
+    ),
 ]
 
 SUITES = {"tiny": TINY, "short": SHORT, "full": FULL}

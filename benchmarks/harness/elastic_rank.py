@@ -91,7 +91,7 @@ class Stopwatch:
     def report(self) -> None:
         """Tell the benchmark all ends, and wait until the other processes have done so."""
         if self.ends:
-            self.gate.send(("ends", self.ends))
+            self.gate.send(("ends", [tuple(end) for end in self.ends]))
             self.gate.recv()
 
 
