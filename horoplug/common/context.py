@@ -145,13 +145,14 @@ class Context:
 
         In an elastic job, processes that are left after a failure meanwhile connect again, and process sets with ranks
         that do not exist are left out."""
+        log.configure(config.log_level, hide_time=config.log_hide_time, rank=config.rank)
         while True:
             if self.is_elastic:
                 config, connections = self._join_elastic_job(config, ranks)
                 process_sets = [each for each in process_sets if max(each, default=0) < config.size]
+                log.configure(config.log_level, hide_time=config.log_hide_time, rank=config.rank)
             else:
                 connections = self._connect(config, ranks, server)
-            log.configure(config.log_level, hide_time=config.log_hide_time, rank=config.rank)
             streams = [(fd, os.fstat(fd)) for fd in connections.streams]
             try:
                 engine = _start_engine(config, connections, process_sets)

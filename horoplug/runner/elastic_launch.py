@@ -17,6 +17,7 @@ from .hosts import Host, Placement, assign_ranks
 from .job_options import common_arguments, wrong_settings
 
 _UNLIMITED = 1 << 20
+_REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
 
 
 def make_elastic_job(
@@ -76,7 +77,7 @@ def _limits(options: Options) -> Limits:
             maximum,
             wait=config.value("ELASTIC_TIMEOUT", env),
             resets=options.reset_limit,
-            gather=config.value("GLOO_TIMEOUT_SECONDS", env),
+            gather=config.value("GLOO_TIMEOUT_SECONDS", env) + _REACTION_SECONDS,
             start=config.value("START_TIMEOUT", env),
             hosts_may_come=options.host_discovery_script is not None,
         )

@@ -1,6 +1,7 @@
 """Elastic jobs of each framework: processes fail, others replace them, and the training gets the result that it gets
 without failures."""
 
+import importlib.util
 import random
 import re
 
@@ -16,6 +17,13 @@ from tests.harness.elastic_training import (
 )
 from tests.harness.keras_jobs import QUIET
 from tests.harness.support import QUICK_XLA, seed
+
+
+def needs(name):
+    """Skip a test if a framework is not installed. It is not imported here, since it may start threads."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
@@ -228,7 +236,7 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), close)
 
 
 def test_tensorflow_training_survives_failures(tmp_path):
-    pytest.importorskip("tensorflow")
+    needs("tensorflow")
     faults = some_faults(seed(), 3, ["SIGKILL"])
     launch(3, 2, TENSORFLOW, plan(tmp_path, 3, faults, **QUIET))
     check(tmp_path)
@@ -284,7 +292,7 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), close)
 
 
 def test_jax_training_survives_failures(tmp_path):
-    pytest.importorskip("horoplug.jax")
+    needs("jax")
     faults = some_faults(seed(), 3, ["SIGKILL", "exception"])
     launch(3, 2, JAX, plan(tmp_path, 3, faults, **QUICK_XLA))
     check(tmp_path)
@@ -353,10 +361,8 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), close and state.epoch =
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_keras_training_survives_a_failure(backend, tmp_path):
-    pytest.importorskip(
-        {"tensorflow": "tensorflow", "torch": "torch", "jax": "horoplug.jax"}[backend]
-    )
-    pytest.importorskip("keras")
+    needs(backend)
+    needs("keras")
     faults = some_faults(seed(), 3, ["SIGKILL"])
     env = plan(tmp_path, 3, faults, KERAS_BACKEND=backend, **QUIET, **QUICK_XLA)
     launch(3, 2, KERAS, env, flags=["--compat"])
@@ -532,7 +538,7 @@ print("result", hvd.size(), state.epoch, total)
 def test_programs_for_horovod_run_unedited_and_survive_a_failure(framework, program, tmp_path):
     """The models of TensorFlow and Keras have no variables before their first step, so that those of a replacement are
     built by the state."""
-    pytest.importorskip(framework.partition(".")[0])
+    needs(framework.partition(".")[0])
     draw = random.Random(seed())
     fault = {
         "ranks": [draw.randrange(2)],

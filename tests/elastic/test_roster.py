@@ -159,6 +159,21 @@ def test_member_that_does_not_react_to_a_failure_is_killed_and_the_others_go_on(
     assert formed(job.ready(1)) == [Membership(3, (1, 3, 4))]
 
 
+def test_job_does_not_end_while_processes_that_were_killed_for_being_late_still_have_their_slots():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.end(2)
+    actions = job.advance(5.0)
+    assert kinds(actions, Kill) == [Kill(0), Kill(1)]
+    assert job.finish is None
+    assert list(job.live) == [0, 1, 3]
+    job.end(0)
+    job.end(1)
+    assert list(job.live) == [3, 4, 5]
+    job.ready(3, 4)
+    assert formed(job.ready(5)) == [Membership(2, (3, 4, 5))]
+
+
 def test_losing_all_members_starts_the_job_again_from_the_program_with_all_processes():
     job = Job({"a": 3})
     job.ready(0, 1, 2)

@@ -475,7 +475,6 @@ class Roster:
 
     def _check_minimum(self, now: float) -> None:
         """End the job if it cannot have, or has not had for too long, the smallest number of processes."""
-        live = sum(not process.dismissed for process in self._live.values())
         forms = bool(self._members) and self._gather_until is None
         if forms:
             return
@@ -483,7 +482,12 @@ class Roster:
             self._short_since = now
         minimum = self._limits.minimum
         processes = _count(minimum, "process", "processes")
-        if live < minimum and not self._limits.hosts_may_come and self._hosts.next_return is None:
+        # Processes that were dismissed still have slots, in which others start when they have ended.
+        if (
+            len(self._live) < minimum
+            and not self._limits.hosts_may_come
+            and self._hosts.next_return is None
+        ):
             self._fail_job(f"fewer than {processes} (--min-np) are left")
         elif now >= self._short_since + self._limits.wait:
             self._fail_job(
