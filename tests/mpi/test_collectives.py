@@ -190,6 +190,9 @@ MpiTransport.known_costs = lambda self, hosts: Costs(LinkSpeed(5e-5, 1e9), ((1e-
 hvd.init()
 got = program(84)
 assert got == wanted[:len(got)]
+for length in (1, 200_000):  # the random operations may all be large
+    hvd.allgather(np.ones(length))
+    hvd.alltoall(np.ones(length * hvd.size()))
 hvd.shutdown()
 sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
 """
