@@ -98,6 +98,12 @@ class Context:
             raise NotInitializedError
         return engine
 
+    def check_running(self) -> None:
+        """Raise HorovodInternalError if the job has failed, although no operation has reported it yet. Does nothing
+        without a job."""
+        if self._engine is not None and self._engine.stats()["failed"]:
+            raise HorovodInternalError("the job has failed while operations were in flight")
+
     def connections(self) -> PeerConnections:
         """This rank's connections, with its rank and the size of the job.
 

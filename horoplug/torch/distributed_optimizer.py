@@ -206,10 +206,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load a state like the wrapped optimizer. Reductions in flight are forgotten."""
+        self._forget_reductions()
+        super().load_state_dict(*args, **kwargs)
+
+    def _forget_reductions(self) -> None:
+        """Forget reductions in flight, such as those that a failure has interrupted."""
         self._reduction.reset()
         self._synchronized = False
         self._should_synchronize = True
-        super().load_state_dict(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters like the wrapped optimizer. Their gradients are reduced as well, each as one operation."""

@@ -1,6 +1,8 @@
-"""A training without rollback in an elastic job, and the same training without a job as its reference."""
+"""A training in an elastic job that commits each step, and the same training without a job as its reference."""
 
+import hashlib
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +14,17 @@ import torch
 def make():
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model.to(DEVICE)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 def loss(model, step):
-    batch = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+    batch = torch.randn(16, 8, generator=torch.Generator().manual_seed(step)).to(DEVICE)
     return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
 """
 
 PROGRAM = (
-    TRAINING
+    "DEVICE = {device!r}\n"
+    + TRAINING
     + """
 import hashlib, os, signal, sys, time
 import horoplug.torch as hvd
@@ -32,7 +36,7 @@ VICTIM, STEP, MOMENT = {failure!r}
 model, plain = make()
 hvd.init()
 optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
-state = hvd.elastic.TorchState(model, optimizer, rollback=False, step=0, made=0)
+state = hvd.elastic.TorchState(model, optimizer, rollback={rollback}, step=0, made=0)
 
 def fail(moment):
     if (ME, state.step, moment) == (VICTIM, STEP, MOMENT):
@@ -63,10 +67,11 @@ def train(state):
         state.commit()
 
 train(state)
-bits = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+final = [p.detach().cpu() for p in model.parameters()]
+bits = b"".join(p.numpy().tobytes() for p in final)
 sys.stdout.write(f"process {{ME}} of {{hvd.size()}} made {{state.made}} hash {{hashlib.sha256(bits).hexdigest()}}\\n")
 if hvd.rank() == 0:
-    torch.save([p.detach() for p in model.parameters()], os.environ["PARAMETERS"])
+    torch.save(final, os.environ["PARAMETERS"])
 """
 )
 
@@ -86,19 +91,42 @@ def ends(out: str) -> dict[int, End]:
     return {int(process): End(int(size), int(made), bits) for process, size, made, bits in found}
 
 
-def undisturbed(steps: int) -> list[torch.Tensor]:
+def undisturbed(steps: int, device: str = "cpu") -> list[torch.Tensor]:
     """The parameters after so many steps of one process."""
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"DEVICE": device}
     exec(TRAINING, names)
     model, optimizer = names["make"]()
     for step in range(steps):
         optimizer.zero_grad()
         names["loss"](model, step).backward()
         optimizer.step()
-    return [p.detach() for p in model.parameters()]
+    return [p.detach().cpu() for p in model.parameters()]
 
 
-def program(steps: int, failure: tuple[int, int, str] | None = None, *, pause: float = 0.0) -> str:
+def program(
+    steps: int,
+    failure: tuple[int, int, str] | None = None,
+    *,
+    pause: float = 0.0,
+    rollback: bool = False,
+    device: str = "cpu",
+) -> str:
     """The program. ``failure``: a process, and the step and moment at which it kills itself; ``pause``: seconds of each
-    step."""
-    return PROGRAM.format(failure=failure or (-1, -1, ""), steps=steps, pause=pause)
+    step; ``rollback``: of the state; ``device``: of the model."""
+    return PROGRAM.format(
+        failure=failure or (-1, -1, ""), steps=steps, pause=pause, rollback=rollback, device=device
+    )
+
+
+def check_job(out: str, parameters: Path, survivors: set[int], steps: int, device: str) -> None:
+    """Check that three processes have ended the training, the survivors among them, with the same parameters, bit for
+    bit, which are those of an undisturbed run; and that no step was lost or made twice.
+
+    ``out``: the job's output; ``parameters``: the file that the program has written."""
+    found = ends(out)
+    assert found.keys() == survivors | {3}
+    saved = torch.load(parameters)
+    bits = hashlib.sha256(b"".join(p.numpy().tobytes() for p in saved)).hexdigest()
+    assert set(found.values()) == {(3, steps, bits)}
+    for ours, reference in zip(saved, undisturbed(steps, device), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)

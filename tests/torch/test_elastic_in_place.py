@@ -179,6 +179,36 @@ def test_failure_while_a_state_is_taken_over_leaves_the_own_state(ranks):
     ranks.run(check)
 
 
+def test_training_goes_on_after_a_failure_that_a_hook_of_backward_has_raised(ranks):
+    def check():
+        model = torch.nn.Linear(3, 2)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+        state = hvd.elastic.TorchState(model, optimizer, rollback=False, step=0)
+        calls = []
+
+        @hvd.elastic.run
+        def train(state):
+            calls.append(state.step)
+            while state.step < 4:
+                if state.step == 2 and len(calls) == 1:
+                    if hvd.rank() == 0:
+                        hvd.shutdown()
+                        raise HorovodInternalError("made up")
+                    with pytest.raises(HorovodInternalError):
+                        hvd.allreduce(torch.ones(1))  # from now on, submissions are refused
+                optimizer.zero_grad()
+                state.model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                state.step += 1
+                state.commit()
+
+        train(state)
+        assert calls == [0, 2]
+
+    ranks.run(check)
+
+
 def test_optimizer_that_is_assigned_later_is_followed(ranks):
     def check():
         state = make()

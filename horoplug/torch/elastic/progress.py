@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from horoplug.common.context import context
 from horoplug.torch.functions import allgather_object
 
 
@@ -36,7 +37,12 @@ class Progress:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the steps of an optimizer."""
+        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._on_step)
+
+    @staticmethod
+    def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        check_reductions(p for group in optimizer.param_groups for p in group["params"])
 
     def _on_step(self, *_: object) -> None:
         self._steps += 1
@@ -66,6 +72,19 @@ class Progress:
         best = every[order[0]]
         source = Source(order[0], any(each != best for each in every) or best[1], best[1])
         return source, best[0]
+
+
+def check_reductions(parameters: Iterable[torch.Tensor]) -> None:
+    """Raise HorovodInternalError if the job has failed, so that reductions of gradients on a GPU may be wrong.
+
+    An operation on GPU tensors is done for the host when all of its work is in a stream. If the job fails later, the
+    next operation raises the error, after steps with wrong gradients may have been enqueued. On a CPU, an operation
+    that returns is right."""
+    devices = {parameter.device for parameter in parameters if parameter.is_cuda}
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    if devices:
+        context.check_running()
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> list[int]:

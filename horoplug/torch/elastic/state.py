@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from horoplug.base.log import logger
 from horoplug.common.elastic import ObjectState
-from horoplug.torch.elastic.progress import Progress, checksum
+from horoplug.torch.elastic.progress import Progress, check_reductions, checksum
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.snapshot import Snapshot
 from horoplug.torch.functions import (
@@ -85,6 +85,12 @@ class ModelStateHandler(_DictHandler):
 class OptimizerStateHandler(_DictHandler):
     """A ``torch.optim.Optimizer``: state and options; the parameters are the model's."""
 
+    def restore(self) -> None:
+        super().restore()
+        forget = getattr(self.value, "_forget_reductions", None)  # of a DistributedOptimizer
+        if forget is not None:
+            forget()
+
     def sync(self, root_rank: int = 0) -> None:
         broadcast_optimizer_state(self.value, root_rank=root_rank)
 
@@ -134,8 +140,8 @@ class TorchState(ObjectState):
     are those of a whole step, because a :class:`DistributedOptimizer` changes them only after all reductions of the
     step. Processes that are behind, and new ones, take over the state of the one that has got furthest; then all
     compare a checksum of the parameters. Call ``commit()`` directly after each step of the optimizer: if an operation
-    fails between the two, that step's batch is repeated. Other objects return to the last commit. Raises ValueError if
-    a handler does not support this."""
+    fails between the two, that step's batch is repeated. With parameters on a GPU, each step waits for its reductions.
+    Other objects return to the last commit. Raises ValueError if a handler does not support this."""
 
     _handlers: Mapping[str, StateHandler] = {}  # the value while __init__ runs
 
@@ -170,11 +176,18 @@ class TorchState(ObjectState):
         return progress
 
     def save(self) -> None:
+        if self._progress is None:
+            check_reductions(self._parameters())
         for handler in self._handlers.values():
             handler.save()
         super().save()
         if self._progress is not None:
             self._progress.commit()
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for handler in self._handlers.values():
+            if isinstance(handler, ModelStateHandler):
+                yield from handler.value.parameters()
 
     def restore(self) -> None:
         for handler in self._handlers.values():
