@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
-from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.common.basics import rank
 from horoplug.common.elastic import ObjectState, initialize_again, run_fn
 from horoplug.common.keras_building import build_as_on_root
@@ -71,27 +69,12 @@ def run(
 
     ``failure``: whether an exception is one of these. ``reset``: called after the ranks have been initialised again."""
 
-    @functools.wraps(func)
-    def attempt(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except (HorovodInternalError, HostsUpdatedInterrupt):
-            raise
-        except Exception as error:
-            # An exception during the cleanup after a failure hides the failure.
-            cause: BaseException | None = error
-            while cause is not None:
-                if isinstance(cause, HorovodInternalError) or failure(cause):
-                    raise HorovodInternalError(str(cause)) from error
-                cause = cause.__cause__ or cause.__context__
-            raise
-
     def reinitialise() -> None:
         initialize_again()
         if reset is not None:
             reset()
 
-    return run_fn(attempt, reinitialise)
+    return run_fn(func, reinitialise, failure)
 
 
 class Commit:

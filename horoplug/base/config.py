@@ -73,6 +73,8 @@ class Config:
     status_seconds: float = 0.0
     elastic: bool = False
     notice_signal: int | None = None
+    notice_file: str | None = None
+    requeue: bool = False
     elastic_process: int | None = None
     elastic_timeout: float = 600.0
     encrypt: bool = False

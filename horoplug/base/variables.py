@@ -438,7 +438,22 @@ VARIABLES: tuple[Variable, ...] = (
         "notice_signal",
         _signal,
         None,
-        "signal by which a process of an elastic job is told to leave at the next commit, such as SIGUSR1",
+        "signal by which a process of an elastic job is told to leave at the next commit, or horovodrun that the job "
+        "has to end, such as SIGUSR1",
+    ),
+    Variable(
+        "NOTICE_FILE",
+        "notice_file",
+        _text,
+        None,
+        "file whose existence tells the processes of an elastic job on its host to leave at the next commit",
+    ),
+    Variable(
+        "REQUEUE",
+        "requeue",
+        _flag,
+        False,
+        "1: horovodrun has Slurm requeue its job when an elastic job has ended because of NOTICE_SIGNAL",
     ),
     Variable(
         "ELASTIC_PROCESS",

@@ -26,7 +26,8 @@ from horoplug.common.status import exception
 from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
 from horoplug.rendezvous.bootstrap.launcher_environment import inherited, recognise
 from horoplug.rendezvous.connections.peers import PeerConnections
-from horoplug.rendezvous.elastic import DismissedError, HostUpdate
+from horoplug.rendezvous.elastic import HostUpdate
+from horoplug.rendezvous.elastic_member import DismissedError
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.report import Report
@@ -274,11 +275,13 @@ class Context:
             except RendezvousError as error:
                 log.logger.warning("elastic: the processes connect again: %s", error)
                 continue
+            member.watch(membership)
             config = dataclasses.replace(config, rank=connections.rank, size=connections.size)
             return config, connections
 
     def host_update(self, *, leaves: bool = False) -> HostUpdate | None:
-        """The launcher's notification that processes of an elastic job should come or go, once; only on rank 0.
+        """Make a check for an update: that processes of an elastic job should come or go. If there is one, the same
+        check of all ranks returns it. Sends nothing.
 
         ``leaves``: whether this process was told to leave, which the launcher learns by that."""
         member = None if self._rendezvous is None else self._rendezvous.elastic_member
@@ -289,7 +292,7 @@ class Context:
                 RendezvousError
             ):  # the launcher has ended, and so does the job
                 member.leave()
-        return member.update()
+        return member.check()
 
     def shutdown(self) -> None:
         """Leave the job, and tell the other ranks. Does nothing without a job. Operations in flight fail on all

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from horoplug.base import config
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -22,6 +22,7 @@ from horoplug.base.log import logger
 from horoplug.common.basics import init, shutdown
 from horoplug.common.context import context
 from horoplug.common.notice import Notice
+from horoplug.rendezvous.elastic import HostUpdate
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """The last of this number of consecutive failures without a commit between them is raised to the program."""
@@ -42,7 +43,7 @@ class Listener(Protocol):
 
 
 class WorkerNotificationManager:
-    """Forwards the launcher's notifications about hosts, which arrive on rank 0, to the states."""
+    """Forwards notifications about hosts to the states."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,11 +69,13 @@ class WorkerNotificationManager:
         with self._lock:
             self._listeners.discard(listener)
 
-    def poll(self) -> None:
-        """Forward the launcher's notification, if there is one, and tell it if this process was told to leave."""
-        update = context.host_update(leaves=notice.is_given)
+    def check(self) -> HostUpdate | None:
+        """Make a check for an update of an elastic job, in which all ranks make the same ones, and tell the launcher if
+        this process was told to leave. Returns the update if all ranks stop at this check, after telling the states."""
+        update = context.host_update(leaves=notice.is_given())
         if update is not None:
-            self.handle_hosts_updated(*update)
+            self.handle_hosts_updated(update.timestamp, update.change)
+        return update
 
     def handle_hosts_updated(
         self, timestamp: float, update_res: int = HostUpdateResult.no_update
@@ -121,6 +124,7 @@ class State:
         self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], Any]] = []
+        self._notice_callbacks: list[Callable[[], Any]] = []
         self._commits = 0
         self._pace = CheckPace()
         self._unchecked = 0  # calls of check_host_updates that do nothing; the same on all ranks
@@ -128,6 +132,12 @@ class State:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call these functions, in this order, after each new ``init`` (for example to scale the learning rate)."""
         self._reset_callbacks.extend(callbacks)
+
+    def register_notice_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Call these functions, in this order, on all ranks and at the same commit, when the whole job has to end since
+        ``horovodrun`` was told so (HOROPLUG_NOTICE_SIGNAL); for example to write a checkpoint. Then the program ends,
+        by SystemExit."""
+        self._notice_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
         """Called after each new ``init``, before the state is synchronized."""
@@ -152,15 +162,21 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks, in the same call, if rank 0 was notified that hosts have changed.
-        Collective.
+        """Raise HostsUpdatedInterrupt on all ranks, in the same call, if hosts have changed. Collective.
 
-        If calls follow each other fast, rank 0 decides that some of them do nothing. Then a notification is raised
-        after about CHECK_SECONDS."""
+        In a job that ``horovodrun --min-np`` has started, the launcher tells all ranks, and nothing is sent while
+        nothing changes. In other jobs, the program notifies rank 0. If calls follow each other fast, rank 0 decides
+        that some of them do nothing, and a notification is raised after about CHECK_SECONDS."""
+        if context.is_elastic:
+            found = notification_manager.check()
+            if found is None:
+                return
+            if found.ends:
+                self._end_on_notice()
+            raise HostsUpdatedInterrupt(found.change == HostUpdateResult.removed)
         if self._unchecked:
             self._unchecked -= 1
             return
-        notification_manager.poll()
         before = newest = self._last_updated_timestamp
         changes = int(HostUpdateResult.no_update)
         while not self._host_messages.empty():
@@ -173,6 +189,12 @@ class State:
         self._last_updated_timestamp = newest
         if newest > before:
             raise HostsUpdatedInterrupt(changes == HostUpdateResult.removed)
+
+    def _end_on_notice(self) -> NoReturn:
+        for callback in self._notice_callbacks:
+            callback()
+        shutdown()
+        raise SystemExit(0)
 
     def save(self) -> None:
         """Keep a copy of the state in memory."""
@@ -248,7 +270,7 @@ def run_fn(
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         notification_manager.init()
         notification_manager.register_listener(state)
-        notice.watch(config.value("NOTICE_SIGNAL"))
+        notice.watch(config.value("NOTICE_SIGNAL"), config.value("NOTICE_FILE"))
         skip_sync = must_reset = False
         failures, commits = 0, _commits(state)
         try:

@@ -1,4 +1,4 @@
-"""How the processes of an elastic job and its launcher agree on memberships, through the launcher's store.
+"""What the processes of an elastic job and its launcher tell each other, through the launcher's store.
 
 Every process has a number for its whole life, which the launcher never gives to another one. A *membership* is the list
 of processes that form the job for a while; the index of a process is its rank, and the number of the membership is its
@@ -8,26 +8,29 @@ of processes that form the job for a while; the index of a process is its rank, 
     elastic/process/<process>/ready     ->
                                         <-       elastic/answer/<process>/<attempt>
 
-While a membership lasts, its rank 0 keeps a get of ``elastic/update/<generation>`` pending, which the launcher sets
-when processes should come or go. Nobody else sends anything meanwhile, except that a process that was told to leave
-sets ``elastic/process/<process>/leaving``. All values are JSON.
+When processes should come or go while a membership lasts, its members agree at which of their checks they stop
+(horoplug/rendezvous/stop_point.py), for which each of them keeps a get of the first key pending:
+
+                                        <-       elastic/update/<generation>/<round>
+    elastic/process/<process>/checks    ->
+                                        <-       elastic/stop/<generation>/<round>
+
+Nothing else is sent meanwhile, except that a process that was told to leave sets ``elastic/process/<process>/leaving``.
+All values are JSON.
 
 The launcher decides (horoplug/runner/elastic/roster.py)."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from typing import Final, NamedTuple
 
-from horoplug.base.errors import ProtocolError, RendezvousError
+from horoplug.base.errors import ProtocolError
 from horoplug.base.host_updates import HostUpdateResult
-from horoplug.rendezvous.store.client import PendingGet, StoreClient
 
 FROM_PROCESSES: Final = "elastic/process/"
 """The beginning of the keys that processes set for the launcher."""
-_FOREVER: Final = 1e6  # seconds, 11 days: the launcher answers earlier, or its connection ends
 
 
 class Membership(NamedTuple):
@@ -38,10 +41,11 @@ class Membership(NamedTuple):
 
 
 class HostUpdate(NamedTuple):
-    """Hosts have changed at ``timestamp`` (seconds)."""
+    """Hosts have changed at ``timestamp`` (seconds). ``ends``: the job has to end."""
 
     timestamp: float
     change: HostUpdateResult
+    ends: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,21 +68,35 @@ class Leaving:
     process: int
 
 
-def pack_message(message: Ready | Leaving) -> bytes:
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """A process of a generation has made so many checks when it learned of the update of a round."""
+
+    process: int
+    generation: int
+    round: int
+    checks: int
+
+
+Message = Ready | Leaving | Checks
+_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Checks)}
+
+
+def pack_message(message: Message) -> bytes:
     """The value that a process sets for the launcher."""
-    return json.dumps(dataclasses.asdict(message)).encode()
+    return json.dumps([type(message).__name__, dataclasses.asdict(message)]).encode()
 
 
-def unpack_message(value: bytes) -> Ready | Leaving:
+def unpack_message(value: bytes) -> Message:
     """Read what a process has set. Errors: ProtocolError."""
     try:
-        fields = json.loads(value)
-        process = int(fields["process"])
-        if "attempt" not in fields:
-            return Leaving(process)
-        return Ready(
-            process, int(fields["attempt"]), str(fields["version"]), int(fields["commits"])
-        )
+        name, fields = json.loads(value)
+        kind = _KINDS[name]
+        message: Message = kind(**fields)
+        for field in dataclasses.fields(kind):
+            if type(fields[field.name]).__name__ != field.type:
+                raise TypeError
+        return message
     except (ValueError, KeyError, TypeError):
         raise ProtocolError("a process has sent the launcher something unreadable") from None
 
@@ -88,9 +106,19 @@ def answer_key(process: int, attempt: int) -> str:
     return f"elastic/answer/{process}/{attempt}"
 
 
-def update_key(generation: int) -> str:
+def message_key(message: Message) -> str:
+    """The key of a process's message."""
+    return f"{FROM_PROCESSES}{message.process}/{type(message).__name__.lower()}"
+
+
+def update_key(generation: int, round_number: int) -> str:
     """The key that tells a membership that processes should come or go."""
-    return f"elastic/update/{generation}"
+    return f"elastic/update/{generation}/{round_number}"
+
+
+def stop_key(generation: int, round_number: int) -> str:
+    """The key that tells a membership at which check its members stop."""
+    return f"elastic/stop/{generation}/{round_number}"
 
 
 def pack_membership(membership: Membership) -> bytes:
@@ -107,71 +135,12 @@ def pack_dismissal(reason: str, *, is_error: bool) -> bytes:
 
 def pack_update(update: HostUpdate) -> bytes:
     """The value of :func:`update_key`."""
-    return json.dumps({"timestamp": update.timestamp, "change": int(update.change)}).encode()
+    return json.dumps(
+        {"timestamp": update.timestamp, "change": int(update.change), "ends": update.ends}
+    ).encode()
 
 
-class DismissedError(RendezvousError):
-    """The launcher does not need this process any more; it should end without an error."""
-
-
-class ElasticMember:
-    """A process of an elastic job: its conversation with the launcher."""
-
-    def __init__(self, store: StoreClient, process: int, version: str) -> None:
-        """``process``: the number that the launcher has given this process; ``version``: of its horoplug."""
-        self._store = store
-        self._process = process
-        self._version = version
-        self._attempt = 0
-        self._leaving = False
-        self._pending: PendingGet | None = None
-
-    def join(self, commits: int) -> Membership:
-        """Wait until this process is a member of the next membership, for as long as the launcher lives.
-
-        ``commits``: how often the program has committed a state since the last call. Errors: DismissedError if the
-        process is not needed any more; RendezvousError if the launcher refuses it, or has ended."""
-        self._stop_watching()
-        self._attempt += 1
-        ready = Ready(self._process, self._attempt, self._version, commits)
-        key = answer_key(self._process, self._attempt)
-        self._store.set(f"{FROM_PROCESSES}{self._process}/ready", pack_message(ready))
-        (value,) = self._store.get([key], _FOREVER)
-        self._store.delete(key)
-        answer = json.loads(value)
-        if "leave" in answer:
-            raise DismissedError(answer["leave"])
-        if "error" in answer:
-            raise RendezvousError(answer["error"])
-        membership = Membership(answer["generation"], tuple(answer["processes"]))
-        if membership.processes[0] == self._process:
-            self._pending = self._store.begin_get([update_key(membership.generation)], _FOREVER)
-        return membership
-
-    def leave(self) -> None:
-        """Tell the launcher, once, that this process was told to leave. Errors: RendezvousError."""
-        if not self._leaving:
-            self._leaving = True
-            message = pack_message(Leaving(self._process))
-            self._store.set(f"{FROM_PROCESSES}{self._process}/leaving", message)
-
-    def update(self) -> HostUpdate | None:
-        """The launcher's notification, once, if it has arrived since the last :meth:`join`; only on rank 0."""
-        if self._pending is None:
-            return None
-        try:
-            values = self._store.poll_get(self._pending)
-        except RendezvousError:
-            self._pending = None  # the launcher has ended, which other parts report
-            return None
-        if values is None:
-            return None
-        self._pending = None
-        fields = json.loads(values[0])
-        return HostUpdate(fields["timestamp"], HostUpdateResult(fields["change"]))
-
-    def _stop_watching(self) -> None:
-        if self._pending is not None:
-            with contextlib.suppress(RendezvousError):
-                self._store.abandon(self._pending)
-            self._pending = None
+def unpack_update(value: bytes) -> HostUpdate:
+    """Read the value of :func:`update_key`."""
+    fields = json.loads(value)
+    return HostUpdate(fields["timestamp"], HostUpdateResult(fields["change"]), fields["ends"])

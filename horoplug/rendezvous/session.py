@@ -12,7 +12,8 @@ from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.measure import Costs
 from horoplug.mpi.transport import CostsKey, MpiTransport, requested_transport
 from horoplug.rendezvous.connections.peers import PeerConnections, connect_peers
-from horoplug.rendezvous.elastic import ElasticMember, Membership
+from horoplug.rendezvous.elastic import Membership
+from horoplug.rendezvous.elastic_member import ElasticMember
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.network.topology import host_key
@@ -140,6 +141,8 @@ class Rendezvous:
 
         At exit, call this *before* the engine shuts down: the launcher assumes that ranks leave in the order in which
         they have failed."""
+        if self._member is not None:
+            self._member.close()
         if self._client is not None:
             self._client.close()
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
+import os
 import signal
 import socket
 import threading
@@ -19,15 +21,19 @@ from horoplug.base.errors import ProtocolError
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.rendezvous.elastic import (
     FROM_PROCESSES,
+    Checks,
     HostUpdate,
+    Leaving,
     Ready,
     answer_key,
     pack_dismissal,
     pack_membership,
     pack_update,
+    stop_key,
     unpack_message,
     update_key,
 )
+from horoplug.rendezvous.stop_point import Announce, Decide, StopVote
 from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
@@ -35,6 +41,7 @@ from .agent_connection import AgentConnection, LostError
 from .blame import describe
 from .elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
 from .elastic.roster import (
+    ENDED_ON_NOTICE,
     Action,
     Dismiss,
     Finish,
@@ -49,11 +56,14 @@ from .elastic.roster import (
 from .hosts import Placement, is_this_host, lookup
 from .job import Job
 from .network_check import candidates
+from .slurm_requeue import requeue
 from .startup import Startup
 
 DISCOVERY_SECONDS = 1.0
 """Seconds between two searches for hosts."""
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect
+_NOTICE = object()  # an event: this process was told that the job has to end
+_NO_UPDATE = HostUpdate(0.0, HostUpdateResult.no_update)
 
 
 class Inbox:
@@ -138,6 +148,50 @@ class _Discovery:
         self._over.set()
 
 
+class _Update:
+    """Tells the members of a membership that processes should come or go, and has them agree where they stop."""
+
+    def __init__(
+        self, server: StoreServer, generation: int, update: HostUpdate, vote: StopVote
+    ) -> None:
+        self._server = server
+        self._generation = generation
+        self._value = pack_update(update)
+        self._vote = vote
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`advance` has to be called."""
+        return self._vote.due
+
+    def count(self, message: Checks) -> None:
+        """A process has made so many checks."""
+        if message.generation == self._generation:
+            self._vote.count(message.process, message.round, message.checks)
+
+    def advance(self) -> None:
+        """Tell the members what they wait for."""
+        self._tell(self._vote.advance(time.monotonic()))
+
+    def end(self) -> None:
+        """A member has ended, or the membership is over."""
+        self._tell(self._vote.end())
+
+    @property
+    def unused_round(self) -> int:
+        """The first round that the members have not been told of."""
+        return self._vote.unused_round
+
+    def _tell(self, actions: Iterator[Announce | Decide]) -> None:
+        for action in actions:
+            match action:
+                case Announce(round_number):
+                    self._server.set(update_key(self._generation, round_number), self._value)
+                case Decide(round_number, stop):
+                    value = json.dumps(stop).encode()
+                    self._server.set(stop_key(self._generation, round_number), value)
+
+
 class ElasticJob(Job):
     """Runs one elastic job, from its start to its exit code."""
 
@@ -153,12 +207,16 @@ class ElasticJob(Job):
         slots: dict[str, int],
         discovery: HostDiscovery | None = None,
         cooldown_range: tuple[float, float] | None = None,
+        notice_signal: int | None = None,
+        requeues: bool = False,
         ssh: Any = None,
         **kwargs: Any,
     ) -> None:
         """``hosts``, ``slots``: the hosts that are known from the beginning, and the slots of each; ``discovery``:
         finds the hosts, again and again, while the job runs; None: they do not change. ``cooldown_range``: see
-        :class:`.elastic.discovery.HostManager`. The other arguments are those of :class:`.job.Job`."""
+        :class:`.elastic.discovery.HostManager`. ``notice_signal``: the signal by which this process is told that the
+        job has to end; ``requeues``: whether Slurm is then asked to run it again. The other arguments are those of
+        :class:`.job.Job`."""
         is_local = discovery is None and all(host.is_local for host in hosts)
         size = min(limits.maximum, max(sum(slots.values()), 1))
         super().__init__(command, size, hosts=hosts, ssh=ssh, is_local=is_local, **kwargs)
@@ -169,7 +227,11 @@ class ElasticJob(Job):
         self._inbox = Inbox()
         self._discovery = discovery
         self._search: _Discovery | None = None
+        self._notice_signal = notice_signal
+        self._requeues = requeues
         self._complained = ""
+        self._update: _Update | None = None
+        self._unused_round = 0  # of the current membership, once its update is over
         self._ssh = ssh
         self._placements = {host.name: host for host in hosts}
         self._agents.may_grow = not is_local
@@ -182,6 +244,16 @@ class ElasticJob(Job):
     def members(self) -> tuple[int, ...]:
         """The numbers of the processes of the current membership, by rank."""
         return self._roster.members
+
+    def run(self) -> int:
+        number, before = self._notice_signal, None
+        if number is not None and threading.current_thread() is threading.main_thread():
+            before = signal.signal(number, lambda *_: self._inbox.put(_NOTICE))
+        try:
+            return super().run()
+        finally:
+            if before is not None and number is not None:
+                signal.signal(number, before)
 
     # ---- start and loop ----------------------------------------------------------------------------------------------
 
@@ -205,11 +277,13 @@ class ElasticJob(Job):
 
     def _timeout(self) -> float | None:
         timeout, now = super()._timeout(), time.monotonic()
-        due = None if self._outcome.is_ending else self._roster.due(now)
-        if due is None:
+        if self._outcome.is_ending:
             return timeout
-        wait = max(due - now, 0) + 0.001
-        return wait if timeout is None else min(timeout, wait)
+        times = [self._roster.due(now), None if self._update is None else self._update.due]
+        waits = [max(due - now, 0) + 0.001 for due in times if due is not None]
+        if timeout is not None:
+            waits.append(timeout)
+        return min(waits, default=None)
 
     def _check_deadlines(self) -> None:
         super()._check_deadlines()
@@ -220,11 +294,18 @@ class ElasticJob(Job):
     def _on_event(self, event: object) -> None:
         if isinstance(event, bytes):
             with contextlib.suppress(ProtocolError):  # such a process waits in vain
-                message = unpack_message(event)
-                if isinstance(message, Ready):
-                    self._roster.ready(message, time.monotonic())
-                else:
-                    self._roster.leaving(message.process)
+                match message := unpack_message(event):
+                    case Ready():
+                        if message.process in self._roster.members:
+                            self._end_update()
+                        self._roster.ready(message, time.monotonic())
+                    case Leaving():
+                        self._roster.leaving(message.process)
+                    case Checks():
+                        if self._update is not None:
+                            self._update.count(message)
+        elif event is _NOTICE:
+            self._roster.notice()
         elif isinstance(event, dict):
             self._found.set(event)
             self._hosts.update_available_hosts()
@@ -250,6 +331,8 @@ class ElasticJob(Job):
             actions = self._roster.advance(time.monotonic())
             for action in actions:
                 self._do(action)
+            if self._update is not None:
+                self._update.advance()
             if self._start_agents() and not actions:
                 return
 
@@ -265,9 +348,14 @@ class ElasticJob(Job):
                     server.set(answer_key(process, attempt), value)
             case Dismiss(process, attempt, reason, is_error):
                 server.set(answer_key(process, attempt), pack_dismissal(reason, is_error=is_error))
-            case Notify(generation, change):
-                update = HostUpdate(time.time(), HostUpdateResult(change))
-                server.set(update_key(generation), pack_update(update))
+            case Notify(generation, HostUpdateResult.no_update, ends=False):
+                # The membership is over. Its members do not wait for this key any more, but the server does.
+                server.set(update_key(generation, self._unused_round), pack_update(_NO_UPDATE))
+                self._unused_round = 0
+            case Notify(generation, change, ends):
+                update = HostUpdate(time.time(), change, ends)
+                vote = StopVote(self._roster.members, time.monotonic())
+                self._update = _Update(server, generation, update, vote)
             case Kill(process):
                 self._kill(process)
             case Say(text):
@@ -276,6 +364,12 @@ class ElasticJob(Job):
                 self._agents.send(agent.FINISH)
             case Finish(code, text):
                 self._fail(text, code)
+
+    def _end_update(self) -> None:
+        update, self._update = self._update, None
+        if update is not None:
+            update.end()
+            self._unused_round = update.unused_round
 
     def _start(self, start: Start) -> None:
         host = self._placements.get(start.host)
@@ -349,6 +443,8 @@ class ElasticJob(Job):
         server = self._startup.server
         assert server is not None
         server.mark_lost(rank, f"process {rank} {text}")
+        if rank in self._roster.members:
+            self._end_update()
         self._roster.ended(rank, code, text, time.monotonic())
         self._release(connection)
 
@@ -372,6 +468,7 @@ class ElasticJob(Job):
         assert server is not None
         name = connection.host.name
         self._outcome.ranks_lost(connection.ranks)
+        self._end_update()
         for process in [each for each, its in self._running.items() if its is connection]:
             del self._running[process]
             server.mark_lost(process, f"process {process} is on {name}, which is lost")
@@ -384,3 +481,5 @@ class ElasticJob(Job):
             self._search.close()
         super()._end()
         self._inbox.close()
+        if self._outcome.code == ENDED_ON_NOTICE and self._requeues:
+            self._console.notice(requeue(os.environ))

@@ -46,6 +46,7 @@ def make_elastic_job(
     placements = assign_ranks(hosts, sum(host.slots for host in hosts)) if hosts else []
     check_command(options.command, here=any(host.is_local for host in placements))
     with wrong_settings():
+        env = common_environment(os.environ, options.settings)
         return ElasticJob(
             options.command,
             limits,
@@ -53,6 +54,8 @@ def make_elastic_job(
             slots={placement.name: len(placement.ranks) for placement in placements},
             discovery=discovery,
             cooldown_range=_cooldown(options),
+            notice_signal=config.value("NOTICE_SIGNAL", env),
+            requeues=config.value("REQUEUE", env),
             began=began,
             serve=serve,
             **common_arguments(options),

@@ -86,9 +86,10 @@ def fail(step):
         (2, 0),
         (3, 1),
     ]
-    # All survivors went on from the last commit.
+    # All survivors went on from their last commit. The operation of one may have failed that had ended on the other.
     resets = re.findall(r"reset (\d) \d 2 (\d+)", out)
-    assert {(int(process), int(step)) for process, step in resets} == {(p, 7) for p in survivors}
+    assert {int(process) for process, _ in resets} == set(survivors)
+    assert {int(step) for _, step in resets} <= {6, 7}
     lines = launcher_lines(err)
     assert lines == [
         f"process {victim} (rank {victim}) on localhost was killed by signal 9 (SIGKILL)",

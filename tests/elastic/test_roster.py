@@ -10,6 +10,7 @@ from horoplug.base.host_updates import HostUpdateResult
 from horoplug.rendezvous.elastic import Membership, Ready
 from horoplug.runner.elastic.discovery import FixedHosts, HostManager
 from horoplug.runner.elastic.roster import (
+    ENDED_ON_NOTICE,
     FAILURES_WITHOUT_PROGRESS,
     LOSSES_WITHOUT_PROGRESS,
     PROGRESS_SECONDS,
@@ -453,11 +454,63 @@ def test_ready_message_of_an_unknown_process_is_ignored():
     assert job.advance() == []
 
 
+def test_job_that_was_told_to_end_does_so_at_a_commit_and_starts_nothing_more():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.roster.notice()
+    assert kinds(job.advance(), Notify) == [Notify(1, HostUpdateResult.no_update, ends=True)]
+    for number in range(3):
+        job.end(number, 0)
+    assert job.finish == Finish(ENDED_ON_NOTICE, "the job has ended because it was told to")
+    assert job.said == ["the job was told to end"]
+
+
+def test_job_that_was_told_to_end_recovers_from_a_failure_first_and_is_told_again():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.roster.notice()
+    job.advance()
+    assert kinds(job.end(1), Start) == []
+    actions = job.ready(0, 2)
+    assert formed(actions) == [Membership(2, (0, 2))]
+    assert kinds(actions, Notify)[-1] == Notify(2, HostUpdateResult.no_update, ends=True)
+    job.end(0, 0)
+    job.end(2, 0)
+    assert job.finish.code == ENDED_ON_NOTICE
+
+
+def test_job_that_was_told_to_end_and_has_lost_all_processes_ends_with_their_failure():
+    job = Job({"a": 2})
+    job.ready(0, 1)
+    job.roster.notice()
+    job.advance()
+    job.end(0, 7)
+    job.end(1)
+    assert job.finish.code == 7
+    assert "process 0 (rank 0) on a ended with 7" in job.finish.text
+
+
+def test_process_that_waits_when_the_job_was_told_to_end_leaves_without_an_error():
+    job = Job({"a": 3}, minimum=2)
+    job.ready(0, 1, 2)
+    job.end(2)
+    job.ready(0, 1)
+    job.roster.notice()
+    job.ready(3)
+    actions = job.end(0, 0)
+    assert kinds(actions, Dismiss) == [
+        Dismiss(3, 1, "another process has ended its program", is_error=False)
+    ]
+    job.end(1, 0)
+    job.end(3, 0)
+    assert job.finish.code == ENDED_ON_NOTICE
+
+
 # ---- random jobs -----------------------------------------------------------------------------------------------------
 
 
 class Ended(Exception):
-    """The roster has ended the job, because it failed too often."""
+    """The roster has ended the job, because it failed too often, or was told to end."""
 
 
 class Simulation:
@@ -488,6 +541,13 @@ class Simulation:
         self.adopt()
         for _ in range(draw.randint(0, 12)):
             self.at(draw.uniform(0, self.CALM), self.disturb)
+        self.told = draw.random() < 0.3
+        if self.told:
+            self.at(draw.uniform(0, 1.2 * self.CALM), self.tell)
+
+    def tell(self):
+        self.job.roster.notice()
+        self.handle(self.job.advance())
 
     def at(self, time, action, *args):
         heapq.heappush(self.events, (time, next(self.order), action, args))
@@ -519,6 +579,10 @@ class Simulation:
                     self.check_membership(members)
                     for number in members:
                         self.busy[number] = "training"
+                case Notify(generation, _, ends=True):
+                    if generation == job.generation:
+                        for number in job.members:
+                            self.end_program(number)
                 case Notify(generation, change):
                     if change and generation == job.generation:
                         for number in job.members:
@@ -537,7 +601,7 @@ class Simulation:
         for host, numbers in used.items():
             assert len(numbers) == len(set(numbers)), host
         if job.finish is not None:  # random failures can look like a program that always fails
-            assert "times in a row" in job.finish.text
+            assert self.told or "times in a row" in job.finish.text
             raise Ended
         self.adopt()
 
@@ -548,6 +612,11 @@ class Simulation:
             stuck = self.job.now < self.CALM and self.random.random() < 0.05
             seconds = self.random.uniform(10, 100) if stuck else self.random.uniform(0, 2)
             self.later(number, seconds, self.become_ready)
+
+    def end_program(self, number):
+        if number in self.job.live and self.busy.get(number) == "training":
+            self.busy[number] = object()
+            self.later(number, self.random.uniform(0, 2), lambda n: self.handle(self.job.end(n, 0)))
 
     def check_membership(self, members):
         job = self.job
@@ -616,6 +685,7 @@ def test_random_jobs_reach_their_full_size_after_the_last_failure():
         simulation = Simulation(number)
         try:
             simulation.run()
+            assert not simulation.told  # otherwise the job has ended
             job = simulation.job
             available = job.hosts.current_hosts
             assert not any(map(job.hosts.is_blacklisted, available.host_slots))
@@ -628,7 +698,7 @@ def test_random_jobs_reach_their_full_size_after_the_last_failure():
             print(f"simulation {number}")
             raise
         except Ended:
-            ended += 1
+            ended += not simulation.told
     assert ended < 150
 
 

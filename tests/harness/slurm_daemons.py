@@ -12,7 +12,8 @@ from tests.harness.support import environment, until
 
 HOST = socket.gethostname().split(".")[0]
 
-# Without passwords or accounting, for one user. The name of the first node, where rank 0 runs, is that of this machine.
+# Without passwords or accounting, for one user. A requeued job waits until its credential has expired. The name of the
+# first node, where rank 0 runs, is that of this machine.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -20,6 +21,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
+AuthInfo=cred_expire=10
 CredType=cred/none
 StateSaveLocation={folder}
 SlurmdSpoolDir={folder}/%n

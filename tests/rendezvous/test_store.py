@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
 import sys
@@ -22,11 +23,11 @@ from horoplug.rendezvous.errors import (
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Role, authenticate
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store import server as server_module
-from horoplug.rendezvous.store.client import StoreClient
+from horoplug.rendezvous.store.client import AbandonedError, StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.rendezvous.store.state import StoreState
 from tests.harness.strangers import RefusingServer
-from tests.harness.support import until
+from tests.harness.support import seed, until
 
 SECRET = secrets.token_bytes(32)
 NEVER = 600.0  # seconds: longer than any test
@@ -547,3 +548,73 @@ def test_get_waits_again_for_a_key_that_was_deleted_meanwhile():
     assert all(session != 0 for session, _ in answers)
     set_key(state, b"a")
     assert answers[-1] == (0, protocol.Reply.VALUES)
+
+
+def test_gets_of_several_threads_wait_at_the_same_time(connect):
+    client, other = connect(), connect()
+    draw = random.Random(seed())
+    for turn in range(30):
+        names = [f"key/{turn}/{i}" for i in range(8)]
+        values = {}
+
+        def get(name, values=values):
+            (values[name],) = client.get([name], NEVER)
+
+        threads = [threading.Thread(target=get, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        draw.shuffle(names)
+        for name in names:
+            other.set(name, name.encode())
+            client.set("mine", b"")  # a call in the middle of the waits
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert values == {name: name.encode() for name in names}
+
+
+@pytest.mark.parametrize("waiters", [1, 2])
+def test_abandoned_get_ends_the_wait_of_another_thread_and_no_other_one(connect, waiters):
+    client = connect()
+    gets = [client.begin_get([f"key{i}"], NEVER) for i in range(waiters)]
+    ends = {}
+
+    def wait(i):
+        try:
+            ends[i] = client.wait_get(gets[i])
+        except AbandonedError as error:
+            ends[i] = error
+
+    threads = [threading.Thread(target=wait, args=(i,)) for i in range(waiters)]
+    for thread in threads:
+        thread.start()
+    client.abandon(gets[0])
+    threads[0].join(30)
+    assert isinstance(ends.pop(0), AbandonedError)
+    for i in range(1, waiters):
+        client.set(f"key{i}", b"value")
+        threads[i].join(30)
+        assert ends == {i: [b"value"]}
+    client.set("key0", b"late")
+    assert client.get(["key0"], NEVER) == [b"late"]
+
+
+def test_lost_server_ends_the_waits_of_all_threads():
+    with StoreServer(SECRET) as server:
+        client = StoreClient.connect(*server.address, SECRET, 5.0)
+        ends = []
+
+        def wait(i):
+            try:
+                client.get([f"key{i}"], NEVER)
+            except RendezvousError as error:
+                ends.append(str(error))
+
+        threads = [threading.Thread(target=wait, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert ends == ends[:1] * 4
+    client.close()

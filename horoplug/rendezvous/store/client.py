@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from horoplug.base.errors import (
     PeerLostError,
@@ -28,6 +28,10 @@ from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 _GRACE = 5.0  # seconds that an answer may arrive after the request's deadline
 
 
+class AbandonedError(RendezvousError):
+    """Another thread has abandoned the get for which this one waits."""
+
+
 class PendingGet:
     """A GET in progress; see :meth:`StoreClient.begin_get`."""
 
@@ -42,7 +46,8 @@ class PendingGet:
 class StoreClient:
     """A connection to the store. A context manager.
 
-    Thread-safe, but a blocking call delays the calls of other threads."""
+    Thread-safe: several threads may wait at the same time. One of them waits for the connection, and wakes up others
+    whose answers have arrived. A thread that waits for :meth:`fileno` itself must be the only one that waits."""
 
     def __init__(self, sock: socket.socket, channel: MessageChannel, peer: str) -> None:
         """``sock``: a connected and authenticated socket, see :meth:`connect`; ``channel``: authenticates the messages
@@ -52,6 +57,9 @@ class StoreClient:
         self._channel = channel
         self._peer = peer
         self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._is_awaited = False  # whether a thread waits for the connection
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # ends that wait
         self._tags = itertools.count(1)
         self._inbox = bytearray()
         self._answers: dict[int, tuple[int, bytes]] = {}
@@ -152,10 +160,15 @@ class StoreClient:
     def poll_get(self, pending: PendingGet) -> list[bytes] | None:
         """The values, or None while they are not complete. Errors: those of :meth:`get`."""
         with self._lock:
-            self._receive()
-            answer = self._answers.pop(pending.tag, None)
-            if answer is None and self._end is not None:
+            if not self._is_awaited:
+                self._receive()
+            if pending.tag not in self._answers and self._end is not None:
                 raise self._end
+            return self._take(pending)
+
+    def _take(self, pending: PendingGet) -> list[bytes] | None:
+        """The values, or None if they have not arrived. Needs the lock."""
+        answer = self._answers.pop(pending.tag, None)
         if answer is None:
             return None
         pending.over = True
@@ -174,23 +187,33 @@ class StoreClient:
         return values
 
     def wait_get(self, pending: PendingGet) -> list[bytes]:
-        """Wait for the values. After an error the get is over. Errors: those of :meth:`get`."""
+        """Wait for the values. After an error the get is over. Errors: those of :meth:`get`; AbandonedError if another
+        thread calls :meth:`abandon`."""
         try:
-            while (values := self.poll_get(pending)) is None:
-                self._wait_readable(pending.deadline + _GRACE)
+            with self._lock:
+                self._await(
+                    lambda: pending.over or pending.tag in self._answers, pending.deadline + _GRACE
+                )
+                values = self._take(pending)
+            if values is None:
+                raise AbandonedError("the get was abandoned")
             return values
         except BaseException:
             self.abandon(pending)
             raise
 
     def abandon(self, pending: PendingGet) -> None:
-        """Cancel a get: its answer is discarded. Idempotent; does nothing if the get has been answered."""
+        """Cancel a get, for which another thread may wait: its answer is discarded. Idempotent; does nothing if the get
+        has been answered."""
         with self._lock:
             if pending.over:
                 return
             pending.over = True
             if self._answers.pop(pending.tag, None) is None:
                 self._abandoned.add(pending.tag)
+            self._arrived.notify_all()
+            if self._is_awaited:
+                os.eventfd_write(self._wake, 1)
 
     def delete(self, prefix: str) -> None:
         """Delete all keys that begin with ``prefix``, and all aborts of such prefixes."""
@@ -214,11 +237,16 @@ class StoreClient:
                 self._call(Op.LEAVE, b"", timeout=1.0)
         except (OSError, RendezvousError):
             pass  # the server has ended already
-        self._sock.close()
+        self._close()
 
     def forget(self) -> None:
-        """Close this process's descriptor silently (for a forked child, see fork.py)."""
-        self._sock.close()
+        """Close this process's descriptors silently (for a forked child, see fork.py)."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._sock.close()
+            os.close(self._wake)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
@@ -227,12 +255,7 @@ class StoreClient:
         with self._lock:
             tag = next(self._tags)
             self._send(protocol.pack(op, tag, payload))
-            self._receive()
-            while tag not in self._answers:
-                if self._end is not None:
-                    raise self._end
-                self._wait_readable(deadline)
-                self._receive()
+            self._await(lambda: tag in self._answers, deadline)
             return self._check_answer(self._answers.pop(tag))
 
     def _check_answer(self, answer: tuple[int, bytes]) -> tuple[int, Reader]:
@@ -253,7 +276,7 @@ class StoreClient:
             try:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
+                self._await_room(deadline)
             except OSError as error:
                 raise self._gone(error) from None
 
@@ -285,14 +308,46 @@ class StoreClient:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _wait_readable(self, deadline: float) -> None:
-        self._wait(select.POLLIN, deadline)
+    def _await(self, is_there: Callable[[], bool], deadline: float) -> None:
+        """Receive until ``is_there()``. Needs the lock, which is free while this waits.
 
-    def _wait(self, events: int, deadline: float) -> None:
+        Errors: RendezvousError when the connection has ended, or at the deadline."""
+        while True:
+            if not self._is_awaited:
+                self._receive()
+            if is_there():
+                return
+            if self._end is not None:
+                raise self._end
+            if self._is_awaited:
+                in_time = self._arrived.wait(max(deadline - time.monotonic(), 0))
+            else:
+                in_time = self._await_connection(deadline)
+            if not in_time:
+                raise RendezvousError(f"{self._peer} does not answer")
+
+    def _await_connection(self, deadline: float) -> bool:
+        """Wait until something has arrived, or another thread has abandoned a get. Returns whether it was in time."""
         if self._sock.fileno() < 0:
             raise RendezvousError(f"the connection to {self._peer} is closed")
         poll = select.poll()
-        poll.register(self._sock, events)
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        self._is_awaited = True
+        self._lock.release()
+        try:
+            events = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
+        finally:
+            self._lock.acquire()
+            self._is_awaited = False
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._arrived.notify_all()
+        return bool(events)
+
+    def _await_room(self, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
         if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
             raise RendezvousError(f"{self._peer} does not answer")
 

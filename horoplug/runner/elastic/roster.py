@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -23,6 +24,8 @@ from .discovery import HostManager
 
 STARTS_PER_HOST: Final = 3
 """A host is excluded after this number of processes in a row that have failed before they took part."""
+ENDED_ON_NOTICE: Final = os.EX_TEMPFAIL
+"""The exit code of a job that has ended because it was told to, before its program was done: 75."""
 LOSSES_WITHOUT_PROGRESS: Final = 3
 """The job ends after this number of memberships in a row that all members have left without having got on."""
 FAILURES_WITHOUT_PROGRESS: Final = 10
@@ -80,10 +83,11 @@ class Dismiss(NamedTuple):
 
 
 class Notify(NamedTuple):
-    """Tell a membership that processes should come or go."""
+    """Tell a membership that processes should come or go. ``ends``: that all should end."""
 
     generation: int
     change: HostUpdateResult
+    ends: bool = False
 
 
 class Kill(NamedTuple):
@@ -151,6 +155,7 @@ class Roster:
         self._starts_failed: dict[str, int] = {}
         self._blamed: tuple[str, int] | None = None  # the first failure of the current membership
         self._finishing = False  # a process has ended its program
+        self._noticed = False  # the job was told to end
         self._end: tuple[int, str] | None = None
         self._over = False
         self._said: list[Action] = []
@@ -200,6 +205,12 @@ class Roster:
         where = f"process {number}{self._rank_text(number)} on {process.host}"
         self._said.append(Say(f"{where} was told to leave"))
         self._exclude(process.host)
+
+    def notice(self) -> None:
+        """The job was told to end, at the next commit."""
+        if not self._noticed:
+            self._noticed = True
+            self._said.append(Say("the job was told to end"))
 
     def ended(self, number: int, code: int, text: str, now: float) -> None:
         """A process has ended. ``code``: negative for a signal; ``text``: how it has ended."""
@@ -268,9 +279,14 @@ class Roster:
             self._check_minimum(now)
         actions = self._said + actions
         self._said = []
-        if self._end is None and self._finishing and not self._live:
+        if self._end is None and (self._finishing or self._noticed) and not self._live:
             text, code = self._blamed or ("", 0)
-            self._end = (code, text) if self._has_failed else (0, "")
+            if self._has_failed:
+                self._end = code, text
+            elif self._noticed:
+                self._end = ENDED_ON_NOTICE, "the job has ended because it was told to"
+            else:
+                self._end = 0, ""
         if self._end is not None:
             self._over = True
             actions.append(Finish(*self._end))
@@ -433,7 +449,7 @@ class Roster:
     def _start(self, now: float) -> Iterator[Action]:
         """Start processes in free slots, first on hosts on which fewer have failed before they took part."""
         missing = self._limits.maximum - len(self._staying())
-        if missing <= 0:
+        if missing <= 0 or self._noticed:
             return
         hosts = self._hosts.current_hosts
         slots = {process.slot for process in self._live.values()}
@@ -460,6 +476,10 @@ class Roster:
     def _notify(self) -> Iterator[Action]:
         """Tell the members that processes wait, or that hosts of members are gone."""
         if not self._members or self._gather_until is not None or self._notified:
+            return
+        if self._noticed:
+            self._notified = True
+            yield Notify(self._generation, HostUpdateResult.no_update, ends=True)
             return
         change = HostUpdateResult.no_update
         members = [number for number in self._members if number in self._live]

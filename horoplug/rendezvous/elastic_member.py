@@ -1,0 +1,146 @@
+"""A process of an elastic job: its conversation with the launcher (horoplug/rendezvous/elastic.py)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from typing import Final
+
+from horoplug.base.errors import RendezvousError
+from horoplug.base.host_updates import HostUpdateResult
+from horoplug.rendezvous.elastic import (
+    Checks,
+    HostUpdate,
+    Leaving,
+    Membership,
+    Message,
+    Ready,
+    answer_key,
+    message_key,
+    pack_message,
+    stop_key,
+    unpack_update,
+    update_key,
+)
+from horoplug.rendezvous.stop_point import StopPoint
+from horoplug.rendezvous.store.client import PendingGet, StoreClient
+
+_FOREVER: Final = 1e6  # seconds, 11 days: the launcher answers earlier, or its connection ends
+_END_SECONDS: Final = (
+    5.0  # a launcher that does not answer for so long is about to be reported as lost
+)
+
+
+class DismissedError(RendezvousError):
+    """The launcher does not need this process any more; it should end without an error."""
+
+
+class ElasticMember:
+    """A process of an elastic job."""
+
+    def __init__(self, store: StoreClient, process: int, version: str) -> None:
+        """``process``: the number that the launcher has given this process; ``version``: of its horoplug."""
+        self._store = store
+        self._process = process
+        self._version = version
+        self._attempt = 0
+        self._leaving = False
+        self._watch: _UpdateWatch | None = None
+
+    def join(self, commits: int) -> Membership:
+        """Wait until this process is a member of the next membership, for as long as the launcher lives.
+
+        ``commits``: how often the program has committed a state since the last call. Errors: DismissedError if the
+        process is not needed any more; RendezvousError if the launcher refuses it, or has ended."""
+        self.close()
+        self._attempt += 1
+        self._say(Ready(self._process, self._attempt, self._version, commits))
+        key = answer_key(self._process, self._attempt)
+        (value,) = self._store.get([key], _FOREVER)
+        self._store.delete(key)
+        answer = json.loads(value)
+        if "leave" in answer:
+            raise DismissedError(answer["leave"])
+        if "error" in answer:
+            raise RendezvousError(answer["error"])
+        return Membership(answer["generation"], tuple(answer["processes"]))
+
+    def watch(self, membership: Membership) -> None:
+        """From now on, learn of updates of this membership, until the next :meth:`join`."""
+        self._watch = _UpdateWatch(self._store, self._process, membership.generation)
+
+    def leave(self) -> None:
+        """Tell the launcher, once, that this process was told to leave. Errors: RendezvousError."""
+        if not self._leaving:
+            self._leaving = True
+            self._say(Leaving(self._process))
+
+    def check(self) -> HostUpdate | None:
+        """Make a check for updates. Returns the update if all members stop at this check."""
+        return None if self._watch is None else self._watch.check()
+
+    def close(self) -> None:
+        """Learn of no more updates. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _say(self, message: Message) -> None:
+        self._store.set(message_key(message), pack_message(message))
+
+
+class _UpdateWatch:
+    """Takes part in the agreement at which check the members stop, in a thread of its own."""
+
+    def __init__(self, store: StoreClient, process: int, generation: int) -> None:
+        self._store = store
+        self._process = process
+        self._generation = generation
+        self._update: HostUpdate | None = None
+        self._point = StopPoint()
+        self._lock = threading.Lock()
+        self._pending: PendingGet | None = None
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="horoplug-elastic", daemon=True)
+        self._thread.start()
+
+    def check(self) -> HostUpdate | None:
+        """Make a check. Returns the update if all members stop at it."""
+        return self._update if self._point.check() else None
+
+    def close(self) -> None:
+        """End the thread, which may be talking to the launcher."""
+        with self._lock:
+            self._is_over = True
+            if self._pending is not None:
+                self._store.abandon(self._pending)
+        self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        stop = None
+        try:
+            for round_number in itertools.count():
+                update = unpack_update(self._get(update_key(self._generation, round_number)))
+                if update.change == HostUpdateResult.no_update and not update.ends:
+                    return  # the membership is over
+                self._update = update
+                checks = self._point.announce()
+                message = Checks(self._process, self._generation, round_number, checks)
+                self._store.set(message_key(message), pack_message(message))
+                stop = json.loads(self._get(stop_key(self._generation, round_number)))
+                self._point.decide(stop)
+                if stop is not None:
+                    return
+        except RendezvousError:
+            pass  # this watch was closed; or the launcher has ended, which other parts report
+        finally:
+            self._point.decide(stop)
+
+    def _get(self, key: str) -> bytes:
+        with self._lock:
+            if self._is_over:
+                raise RendezvousError("the watch was closed")
+            self._pending = self._store.begin_get([key], _FOREVER)
+        (value,) = self._store.wait_get(self._pending)
+        return value
