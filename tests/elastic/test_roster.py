@@ -479,6 +479,15 @@ def test_job_that_was_told_to_end_recovers_from_a_failure_first_and_is_told_agai
     assert job.finish.code == ENDED_ON_NOTICE
 
 
+def test_job_that_was_told_to_end_needs_no_smallest_number_of_processes():
+    job = Job({"a": 3}, minimum=3)
+    job.ready(0, 1, 2)
+    job.roster.notice()
+    job.advance()
+    job.end(1)
+    assert formed(job.ready(0, 2)) == [Membership(2, (0, 2))]
+
+
 def test_job_that_was_told_to_end_and_has_lost_all_processes_ends_with_their_failure():
     job = Job({"a": 2})
     job.ready(0, 1)
@@ -530,6 +539,7 @@ class Simulation:
         self.order = itertools.count()
         self.busy = {}  # by process: what it does now; a change cancels its events
         self.before = ()
+        self.noticed = False
         self.job = Job(
             hosts,
             minimum=self.minimum,
@@ -546,6 +556,7 @@ class Simulation:
             self.at(draw.uniform(0, 1.2 * self.CALM), self.tell)
 
     def tell(self):
+        self.noticed = True
         self.job.roster.notice()
         self.handle(self.job.advance())
 
@@ -621,7 +632,7 @@ class Simulation:
     def check_membership(self, members):
         job = self.job
         assert len(set(members)) == len(members)
-        assert self.minimum <= len(members)
+        assert (1 if self.noticed else self.minimum) <= len(members)
         assert set(members) <= job.live.keys()
         survivors = [number for number in members if number in self.before]
         assert list(members[: len(survivors)]) == survivors

@@ -328,6 +328,11 @@ class Roster:
                     process, "there are enough processes", is_error=False, now=now
                 )
 
+    @property
+    def _minimum(self) -> int:
+        """The smallest number of processes of a membership. To end, any that are left are enough."""
+        return 1 if self._noticed else self._limits.minimum
+
     def _regroup(self, now: float) -> Iterator[Action]:
         """Form the next membership, if the current one is over and the processes are there."""
         waiting = [process for process in self._live.values() if process.waiting]
@@ -373,11 +378,11 @@ class Roster:
         )
         chosen = (stay + new)[: self._limits.maximum]
         # Processes whose slots are gone stay as long as others need them: for their number, or for their state.
-        needed = max(self._limits.minimum - len(chosen), 0 if stay else 1)
+        needed = max(self._minimum - len(chosen), 0 if stay else 1)
         leaving = [process for process in survivors if process.number not in staying][:needed]
         if leaving:
             chosen = [p for p in survivors if p in stay or p in leaving] + chosen[len(stay) :]
-        if len(chosen) < self._limits.minimum:
+        if len(chosen) < self._minimum:
             return
         yield from self._form(chosen, survivors, now)
 
@@ -392,7 +397,7 @@ class Roster:
                 self._fail_job(f"the job was formed again {times} (--reset-limit)")
             if self._end is not None:
                 return
-            # Rank 0 of the last membership may still wait for this key.
+            # The store may still wait for the update of the last membership.
             yield Notify(self._generation, HostUpdateResult.no_update)
         self._generation += 1
         self._members = tuple(process.number for process in chosen)
@@ -500,7 +505,7 @@ class Roster:
             return
         if self._short_since is None:
             self._short_since = now
-        minimum = self._limits.minimum
+        minimum = self._minimum
         processes = _count(minimum, "process", "processes")
         # Processes that were dismissed still have slots, in which others start when they have ended.
         if (
