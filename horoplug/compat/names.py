@@ -24,6 +24,7 @@ MODULES: Final = {
     "horovod.common.util": "horoplug.compat.util",
     "horovod.runner.common.util.env": "horoplug.compat.env",
     "horovod.runner.common.util.timeout": "horoplug.compat.timeout",
+    "horovod.runner.elastic.constants": "horoplug.compat.elastic_constants",
     "horovod.runner.elastic.discovery": "horoplug.runner.elastic.discovery",
     "horovod.runner.elastic.worker": "horoplug.common.elastic",
     "horovod.runner.launch": "horoplug.runner.horovod_launch",
@@ -87,7 +88,6 @@ MISSING: Final = (
     "horovod.runner.common.util.settings",
     "horovod.runner.common.util.tiny_shell_exec",
     "horovod.runner.driver",
-    "horovod.runner.elastic.constants",
     "horovod.runner.elastic.driver",
     "horovod.runner.elastic.registration",
     "horovod.runner.elastic.rendezvous",
@@ -185,6 +185,7 @@ NAMES: Final = {
         IGNORE_REGEXES KUBEFLOW_MPI_EXEC LOG_LEVEL_STR get_env_rank_and_size is_exportable is_kubeflow_mpi
     """),
     "horovod.runner.common.util.timeout": ["Timeout", "TimeoutException"],
+    "horovod.runner.elastic.constants": ["RESET_LIMIT_EXCEEDED_MESSAGE"],
     "horovod.runner.elastic.discovery": _words(
         "DiscoveredHosts FixedHosts HostDiscovery HostDiscoveryScript HostManager"
     ),

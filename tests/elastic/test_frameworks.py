@@ -78,7 +78,7 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), torch.allclose(found, e
 def test_torch_training_survives_each_kind_of_failure(tmp_path):
     """One process after the other fails, rank 0 included; survivors go on, and a replacement joins them."""
     key = seed()
-    faults = some_faults(key, 3, ["SIGKILL", "exit", "exception", "SIGSTOP", "SIGKILL"])
+    faults = some_faults(key, 3, ["SIGKILL", "exit", "exception", "SIGSTOP", "memory", "SIGKILL"])
     faults[-1]["ranks"] = [0]
     launch(3, 2, TORCH, plan(tmp_path, 3, faults))
     check(tmp_path)

@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from horoplug.compat.elastic_constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from horoplug.runner import launch
 from tests.harness import ROOT
 from tests.harness.elastic_launcher import finish, launched, launcher_lines, start
@@ -185,6 +186,7 @@ def fail(step):
 """
     code, _, err = launched("-np", 3, "--min-np", 1, "--reset-limit", 1, *program(fail))
     assert code == 128 + signal.SIGKILL
+    assert RESET_LIMIT_EXCEEDED_MESSAGE.format(1) in launcher_lines(err)[-1]
     assert re.match(
         r"the job was formed again 1 time \(--reset-limit\); process \d \(rank 1\) on localhost was killed by "
         r"signal 9",

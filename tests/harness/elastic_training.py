@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import runpy
 import signal
 import subprocess
@@ -96,6 +97,16 @@ def launch(
     assert process.returncode == 0, output
     print(output)
     return output
+
+
+def exhaust_memory() -> None:
+    """Use up the memory that this process may have, while its other threads run on. Raises MemoryError."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (64 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    held = []
+    while True:
+        held.append(bytearray(1 << 16))
 
 
 def stop(process: subprocess.Popen[str]) -> str:
@@ -202,6 +213,8 @@ class Faults:
             raise ValueError("on purpose")
         if fault["how"] == "exit":
             sys.exit(1)
+        if fault["how"] == "memory":
+            exhaust_memory()
         os.kill(os.getpid(), getattr(signal, fault["how"]))
 
     def watch(self, state: Any) -> None:

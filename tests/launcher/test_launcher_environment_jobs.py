@@ -3,10 +3,12 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,39 @@ def test_job_restarted_by_torchrun(home, tmp_path):
     status, output = torchrun("--max-restarts", "1", "--standalone", str(script), home=home)
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "0", "1", "1"]
+
+
+def test_ranks_of_the_nodes_that_are_left_form_the_next_job_of_torchrun(home, tmp_path):
+    """Two nodes on this host, of which one is lost: torchrun starts the ranks of the other one as a smaller job."""
+    pytest.importorskip("torch")
+    script = tmp_path / "job.py"
+    script.write_text(
+        JOB
+        + """
+import os, signal
+sys.stdout.flush()
+hvd.barrier()
+if hvd.size() == 4 and os.environ["GROUP_RANK"] == "1":
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+hvd.barrier()
+"""
+    )
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
+    flags = [
+        *("--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", "job"),
+        *("--rdzv-endpoint", endpoint, "--rdzv-conf"),
+        "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3",
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        nodes = [pool.submit(torchrun, *flags, str(script), home=home) for _ in range(2)]
+        ends = sorted((node.result() for node in nodes), reverse=True)
+    (status, output), (lost, _) = ends
+    assert lost == -signal.SIGKILL
+    assert status == 0, output
+    assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "1"]
 
 
 # ---- ports in use ----------------------------------------------------------------------------------------------------
