@@ -281,6 +281,7 @@ hp_stats Engine::stats() const {
   stats.planned_batches = counters_.planned_batches;
   stats.broken_plans = counters_.broken_plans;
   stats.failed = counters_.failed;
+  stats.active_microseconds = static_cast<std::uint64_t>(submissions_.active_seconds() * 1e6);
   return stats;
 }
 

@@ -74,6 +74,8 @@ class Config:
     elastic: bool = False
     notice_signal: int | None = None
     notice_file: str | None = None
+    slow_factor: float = 2.0
+    slow_seconds: float = 30.0
     requeue: bool = False
     elastic_process: int | None = None
     elastic_timeout: float = 600.0

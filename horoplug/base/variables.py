@@ -449,6 +449,20 @@ VARIABLES: tuple[Variable, ...] = (
         "file whose existence tells the processes of an elastic job on its host to leave at the next commit",
     ),
     Variable(
+        "SLOW_FACTOR",
+        "slow_factor",
+        _seconds_or_zero,
+        2.0,
+        "a process of an elastic job is slow if it computes for so many times as long as the others; 0: none is",
+    ),
+    Variable(
+        "SLOW_SECONDS",
+        "slow_seconds",
+        _seconds,
+        30.0,
+        "seconds over which the processes of an elastic job are compared",
+    ),
+    Variable(
         "REQUEUE",
         "requeue",
         _flag,

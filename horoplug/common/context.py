@@ -26,8 +26,8 @@ from horoplug.common.status import exception
 from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
 from horoplug.rendezvous.bootstrap.launcher_environment import inherited, recognise
 from horoplug.rendezvous.connections.peers import PeerConnections
-from horoplug.rendezvous.elastic import HostUpdate
-from horoplug.rendezvous.elastic_member import DismissedError
+from horoplug.rendezvous.elastic.member import DismissedError
+from horoplug.rendezvous.elastic.messages import HostUpdate
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.report import Report
@@ -253,7 +253,7 @@ class Context:
         and its connections. If processes fail while they connect, they form a further membership.
 
         Ends the program (SystemExit) if the launcher does not need this process any more. Errors: those of
-        :meth:`horoplug.rendezvous.elastic.ElasticMember.join`."""
+        :meth:`horoplug.rendezvous.elastic.member.ElasticMember.join`."""
         if ranks is not None:
             raise ValueError(
                 "init(comm=...) cannot choose the processes of an elastic job, which come and go; call init() "
@@ -275,9 +275,14 @@ class Context:
             except RendezvousError as error:
                 log.logger.warning("elastic: the processes connect again: %s", error)
                 continue
-            member.watch(membership)
+            member.watch(membership, self._active_seconds)
             config = dataclasses.replace(config, rank=connections.rank, size=connections.size)
             return config, connections
+
+    def _active_seconds(self) -> float:
+        """For how many seconds operations have been in flight since ``init``."""
+        engine = self._engine
+        return 0.0 if engine is None else engine.stats()["active_microseconds"] / 1e6
 
     def host_update(self, *, leaves: bool = False) -> HostUpdate | None:
         """Make a check for an update: that processes of an elastic job should come or go. If there is one, the same

@@ -22,7 +22,7 @@ from horoplug.base.log import logger
 from horoplug.common.basics import init, shutdown
 from horoplug.common.context import context
 from horoplug.common.notice import Notice
-from horoplug.rendezvous.elastic import HostUpdate
+from horoplug.rendezvous.elastic.messages import HostUpdate
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """The last of this number of consecutive failures without a commit between them is raised to the program."""

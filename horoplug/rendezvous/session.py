@@ -12,8 +12,8 @@ from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.measure import Costs
 from horoplug.mpi.transport import CostsKey, MpiTransport, requested_transport
 from horoplug.rendezvous.connections.peers import PeerConnections, connect_peers
-from horoplug.rendezvous.elastic import Membership
-from horoplug.rendezvous.elastic_member import ElasticMember
+from horoplug.rendezvous.elastic.member import ElasticMember
+from horoplug.rendezvous.elastic.messages import Membership
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.network.topology import host_key
@@ -67,7 +67,10 @@ class Rendezvous:
             self.close()
             raise
         if config.elastic_process is not None:
-            self._member = ElasticMember(self._client, config.elastic_process, version())
+            # Two reports in each window, so that the windows of all processes are nearly equally long.
+            self._member = ElasticMember(
+                self._client, config.elastic_process, version(), config.slow_seconds / 2
+            )
 
     def __enter__(self) -> Rendezvous:
         return self

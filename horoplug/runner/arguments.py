@@ -64,6 +64,7 @@ class Options:
     slots_per_host: int | None = None
     reset_limit: int | None = None
     blacklist_cooldown_range: Sequence[int] | None = None
+    replace_slow: str | None = None
 
     @property
     def is_elastic(self) -> bool:

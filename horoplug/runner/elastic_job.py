@@ -1,45 +1,42 @@
 """Runs an elastic job: starts processes on the hosts that there are, and replaces those that fail.
 
 The decisions are in elastic/roster.py. The processes ask through the rendezvous's store to take part
-(horoplug/rendezvous/elastic.py)."""
+(horoplug/rendezvous/elastic/messages.py)."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import json
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import horoplug
 from horoplug.base.errors import ProtocolError
 from horoplug.base.host_updates import HostUpdateResult
-from horoplug.rendezvous.elastic import (
+from horoplug.rendezvous.elastic.messages import (
     FROM_PROCESSES,
     Checks,
     HostUpdate,
     Leaving,
+    Pace,
     Ready,
     answer_key,
     pack_dismissal,
     pack_membership,
     pack_update,
-    stop_key,
     unpack_message,
     update_key,
 )
-from horoplug.rendezvous.stop_point import Announce, Decide, StopVote
+from horoplug.rendezvous.elastic.stop_point import StopVote
 from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
 from .agent_connection import AgentConnection, LostError
 from .blame import describe
 from .elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
+from .elastic.inbox import DiscoveryThread, Inbox
 from .elastic.roster import (
     ENDED_ON_NOTICE,
     Action,
@@ -53,47 +50,17 @@ from .elastic.roster import (
     Say,
     Start,
 )
+from .elastic.stragglers import Pacing, Stragglers
+from .elastic.update import Update
 from .hosts import Placement, is_this_host, lookup
 from .job import Job
 from .network_check import candidates
 from .slurm_requeue import requeue
 from .startup import Startup
 
-DISCOVERY_SECONDS = 1.0
-"""Seconds between two searches for hosts."""
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect
 _NOTICE = object()  # an event: this process was told that the job has to end
 _NO_UPDATE = HostUpdate(0.0, HostUpdateResult.no_update)
-
-
-class Inbox:
-    """Events of other threads for the launcher's loop."""
-
-    def __init__(self) -> None:
-        self._events: collections.deque[Any] = collections.deque()
-        self._in, self._out = socket.socketpair()
-        self._in.setblocking(False)
-        self._out.setblocking(False)
-
-    def fileno(self) -> int:
-        """A nonblocking descriptor that is readable when there may be events."""
-        return self._in.fileno()
-
-    def put(self, event: Any) -> None:
-        """Add an event, in any thread."""
-        self._events.append(event)
-        with contextlib.suppress(OSError):  # full, so that the loop wakes up; or closed
-            self._out.send(b"e")
-
-    def take(self) -> Iterator[Any]:
-        """Remove and yield the events."""
-        while self._events:
-            yield self._events.popleft()
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        self._in.close()
-        self._out.close()
 
 
 class _ElasticStartup(Startup):
@@ -124,74 +91,6 @@ class _ElasticStartup(Startup):
         )
 
 
-class _Discovery:
-    """Searches for hosts in a thread, because a script takes its time."""
-
-    def __init__(self, discovery: HostDiscovery, found: Callable[[object], object]) -> None:
-        """``found``: called, in the thread, with the hosts and their slots, or with an exception."""
-        self._discovery = discovery
-        self._found = found
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="horoplug-discovery", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                self._found(self._discovery.find_available_hosts_and_slots())
-            except Exception as error:
-                self._found(error)
-            self._over.wait(DISCOVERY_SECONDS)
-
-    def close(self) -> None:
-        """Search no more. A script that runs is not waited for: it ends with the launcher."""
-        self._over.set()
-
-
-class _Update:
-    """Tells the members of a membership that processes should come or go, and has them agree where they stop."""
-
-    def __init__(
-        self, server: StoreServer, generation: int, update: HostUpdate, vote: StopVote
-    ) -> None:
-        self._server = server
-        self._generation = generation
-        self._value = pack_update(update)
-        self._vote = vote
-
-    @property
-    def due(self) -> float | None:
-        """When :meth:`advance` has to be called."""
-        return self._vote.due
-
-    def count(self, message: Checks) -> None:
-        """A process has made so many checks."""
-        if message.generation == self._generation:
-            self._vote.count(message.process, message.round, message.checks)
-
-    def advance(self) -> None:
-        """Tell the members what they wait for."""
-        self._tell(self._vote.advance(time.monotonic()))
-
-    def end(self) -> None:
-        """A member has ended, or the membership is over."""
-        self._tell(self._vote.end())
-
-    @property
-    def unused_round(self) -> int:
-        """The first round that the members have not been told of."""
-        return self._vote.unused_round
-
-    def _tell(self, actions: Iterator[Announce | Decide]) -> None:
-        for action in actions:
-            match action:
-                case Announce(round_number):
-                    self._server.set(update_key(self._generation, round_number), self._value)
-                case Decide(round_number, stop):
-                    value = json.dumps(stop).encode()
-                    self._server.set(stop_key(self._generation, round_number), value)
-
-
 class ElasticJob(Job):
     """Runs one elastic job, from its start to its exit code."""
 
@@ -207,6 +106,7 @@ class ElasticJob(Job):
         slots: dict[str, int],
         discovery: HostDiscovery | None = None,
         cooldown_range: tuple[float, float] | None = None,
+        pacing: Pacing | None = None,
         notice_signal: int | None = None,
         requeues: bool = False,
         ssh: Any = None,
@@ -214,9 +114,9 @@ class ElasticJob(Job):
     ) -> None:
         """``hosts``, ``slots``: the hosts that are known from the beginning, and the slots of each; ``discovery``:
         finds the hosts, again and again, while the job runs; None: they do not change. ``cooldown_range``: see
-        :class:`.elastic.discovery.HostManager`. ``notice_signal``: the signal by which this process is told that the
-        job has to end; ``requeues``: whether Slurm is then asked to run it again. The other arguments are those of
-        :class:`.job.Job`."""
+        :class:`.elastic.discovery.HostManager`. ``pacing``: what happens to slow processes; None:
+        nothing. ``notice_signal``: the signal by which this process is told that the job has to end; ``requeues``:
+        whether Slurm is then asked to run it again. The other arguments are those of :class:`.job.Job`."""
         is_local = discovery is None and all(host.is_local for host in hosts)
         size = min(limits.maximum, max(sum(slots.values()), 1))
         super().__init__(command, size, hosts=hosts, ssh=ssh, is_local=is_local, **kwargs)
@@ -226,11 +126,13 @@ class ElasticJob(Job):
         self._roster = Roster(self._hosts, limits, horoplug.__version__)
         self._inbox = Inbox()
         self._discovery = discovery
-        self._search: _Discovery | None = None
+        self._search: DiscoveryThread | None = None
+        self._pacing = pacing or Pacing()
+        self._paces: tuple[int, Stragglers | None] = 0, None  # of a generation
         self._notice_signal = notice_signal
         self._requeues = requeues
         self._complained = ""
-        self._update: _Update | None = None
+        self._update: Update | None = None
         self._unused_round = 0  # of the current membership, once its update is over
         self._ssh = ssh
         self._placements = {host.name: host for host in hosts}
@@ -265,7 +167,7 @@ class ElasticJob(Job):
         assert server is not None
         server.watch(FROM_PROCESSES, self._inbox.put)
         if self._discovery is not None:
-            self._search = _Discovery(self._discovery, self._inbox.put)
+            self._search = DiscoveryThread(self._discovery, self._inbox.put)
         self._advance()
 
     def _is_running(self) -> bool:
@@ -301,6 +203,8 @@ class ElasticJob(Job):
                         self._roster.ready(message, time.monotonic())
                     case Leaving():
                         self._roster.leaving(message.process)
+                    case Pace():
+                        self._on_pace(message)
                     case Checks():
                         if self._update is not None:
                             self._update.count(message)
@@ -317,6 +221,21 @@ class ElasticJob(Job):
             self._complain(f"host discovery: {wrong[0]}" if wrong else "")
         else:
             self._complain(f"host discovery: {event}")
+
+    def _on_pace(self, pace: Pace) -> None:
+        generation, paces = self._paces
+        if paces is None or pace.generation != generation:
+            return
+        for slow in paces.report(pace.process, pace.elapsed, pace.active):
+            is_replaced = 0 < self._pacing.replaced <= slow.factor and self._roster.replace(
+                slow.process, str(slow)
+            )
+            if not is_replaced:
+                rank = self._roster.members.index(slow.process)
+                where = self._running[slow.process].host.name
+                self._console.notice(
+                    f"process {slow.process} (rank {rank}) on {where} is slow: {slow}"
+                )
 
     def _complain(self, text: str) -> None:
         """Report a problem of the discovery once, until it changes. No text: there is none."""
@@ -343,6 +262,8 @@ class ElasticJob(Job):
             case Start():
                 self._start(action)
             case Form(membership, attempts):
+                paces = self._pacing.watch(membership.processes)
+                self._paces = membership.generation, paces
                 value = pack_membership(membership)
                 for process, attempt in zip(membership.processes, attempts, strict=True):
                     server.set(answer_key(process, attempt), value)
@@ -355,7 +276,7 @@ class ElasticJob(Job):
             case Notify(generation, change, ends):
                 update = HostUpdate(time.time(), change, ends)
                 vote = StopVote(self._roster.members, time.monotonic())
-                self._update = _Update(server, generation, update, vote)
+                self._update = Update(server, generation, update, vote)
             case Kill(process):
                 self._kill(process)
             case Say(text):

@@ -11,6 +11,7 @@ from .arguments import Options
 from .checks import UsageError, check_command
 from .elastic.discovery import DiscoveryError, HostDiscoveryScript
 from .elastic.roster import Limits
+from .elastic.stragglers import Pacing
 from .elastic_job import ElasticJob
 from .environment import common_environment
 from .hosts import Host, Placement, assign_ranks
@@ -54,6 +55,11 @@ def make_elastic_job(
             slots={placement.name: len(placement.ranks) for placement in placements},
             discovery=discovery,
             cooldown_range=_cooldown(options),
+            pacing=Pacing(
+                factor=config.value("SLOW_FACTOR", env),
+                seconds=config.value("SLOW_SECONDS", env),
+                replaced=float(options.replace_slow or 0),
+            ),
             notice_signal=config.value("NOTICE_SIGNAL", env),
             requeues=config.value("REQUEUE", env),
             began=began,

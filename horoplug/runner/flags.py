@@ -386,6 +386,12 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "least and most seconds for which a failed host is not used (for ever)",
             count=2,
         ),
+        Flag(
+            "--replace-slow",
+            number("number", "FACTOR", zero=False),
+            "replace a process that computes for FACTOR times as long as the others, if another host has a free slot",
+            config="elastic.replace_slow",
+        ),
     ),
 }
 """All flags, by their heading in ``--help``."""

@@ -242,6 +242,7 @@ def test_two_ranks_and_stats():
         "planned_batches",
         "broken_plans",
         "failed",
+        "active_microseconds",
     }
     assert (stats["tensors"], stats["bytes"]) == (1, 4000)
 

@@ -29,6 +29,7 @@ import numpy as np
 import horoplug as hvd
 from horoplug.common.elastic import ObjectState, initialize_again, run_fn
 
+slow = f"{{sys.argv[1]}}.slow{{os.environ['HOROPLUG_ELASTIC_PROCESS']}}"
 me = f"process {{os.environ['HOROPLUG_ELASTIC_PROCESS']}} on {{os.environ['HOROVOD_HOSTNAME']}}"
 
 def train(state):
@@ -44,7 +45,7 @@ def train(state):
         state.commit()
         if votes:
             return
-        time.sleep({STEP_SECONDS})
+        time.sleep({STEP_SECONDS} * (8 if os.path.exists(slow) else 1))
 
 hvd.init()
 state = ObjectState(hvd.broadcast_object, hvd.rank, step=0, total=0)
@@ -57,15 +58,21 @@ print(f"{{me}} done: {{state.step}} steps, size {{hvd.size()}}")
 class ElasticJob:
     """A launcher on host 0 that runs PROGRAM. :attr:`lines` has what it prints, on both streams."""
 
-    def __init__(self, cluster, folder, *flags, later=1.0, patch="pass", timeout=TIMEOUT):
-        """``later``: seconds after ``timeout`` at which a silent host is lost; ``patch``: runs before the launcher."""
+    def __init__(
+        self, cluster, folder, *flags, later=1.0, patch="pass", timeout=TIMEOUT, slow=None, **env
+    ):
+        """``later``: seconds after ``timeout`` at which a silent host is lost; ``patch``: runs before the launcher;
+        ``slow``: a process that computes for longer; ``env``: variables."""
         self.stop = folder / "stop"
         program = folder / "train.py"
         program.write_text(PROGRAM)
         launcher = f"{HURRIED}; job._LATER = {later}; {patch}; sys.exit(launch.main())"
         limits = ["--gloo-timeout-seconds", timeout]
         command = [sys.executable, program, self.stop]
-        self.process = cluster.popen(0, sys.executable, "-c", launcher, *limits, *flags, *command)
+        if slow is not None:
+            (folder / f"stop.slow{slow}").touch()
+        arguments = [sys.executable, "-c", launcher, *limits, *flags, *command]
+        self.process = cluster.popen(0, *arguments, env=env)
         self.lines = []
         self.step = 0  # with which the membership has begun that was waited for last
         self.readers = [
@@ -299,6 +306,29 @@ def test_killed_process_is_replaced_with_encryption(cluster, tmp_path):
         assert job.said()[0] == ("process 1 (rank 1) on h1 was killed by signal 9 (SIGKILL)")
 
 
+@pytest.mark.parametrize("hosts", ["h0,h1,h2", "h0,h1"])
+def test_slow_process_is_replaced_by_one_on_another_host(cluster, tmp_path, hosts):
+    """Without a free slot on another host, it is only reported."""
+    flags = ["-np", 2, "--min-np", 1, "-H", hosts, "--replace-slow", 2]
+    with ElasticJob(cluster, tmp_path, *flags, slow=1, HOROPLUG_SLOW_SECONDS="0.5") as job:
+        job.wait_for_members(["0 on h0", "1 on h1"])
+        if "h2" not in hosts:
+            job.wait_for(
+                r"^horovodrun: process 1 \(rank 1\) on h1 is slow: in the last 0\.\d s it computed"
+            )
+            job.wait_for_steps()
+            job.finish(["0 on h0", "1 on h1"])
+            return
+        job.wait_for_members(["0 on h0", "2 on h2"])
+        job.wait_for_steps()
+        job.finish(["0 on h0", "2 on h2"])
+        assert re.match(
+            r"process 1 \(rank 1\) on h1 is replaced: in the last 0\.\d s it computed",
+            job.said()[0],
+        )
+        assert job.said()[1] == "host h1 gets no new processes for now"
+
+
 def test_processes_end_when_the_launcher_is_killed(cluster, tmp_path):
     """The process of another host that was replaced has belonged to the same agent."""
     with ElasticJob(cluster, tmp_path, "-np", 2, "--min-np", 1, "-H", "h0,h1") as job:
@@ -395,7 +425,8 @@ def test_wrong_output_of_the_discovery_script_is_reported_once(cluster, tmp_path
     script.chmod(0o755)
     write(body, "echo h0; echo h1")
     patch = (
-        "from horoplug.runner import elastic_job; elastic_job.DISCOVERY_SECONDS = 0.1; "
+        "from horoplug.runner import elastic_job; from horoplug.runner.elastic import inbox; "
+        "inbox.DISCOVERY_SECONDS = 0.1; "
         "script = elastic_job.HostDiscoveryScript; script.__init__.__kwdefaults__['timeout'] = 1"
     )
     flags = ["--min-np", 2, "--host-discovery-script", script]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from horoplug.base.host_updates import HostUpdateResult
-from horoplug.rendezvous.elastic import Membership, Ready
+from horoplug.rendezvous.elastic.messages import Membership, Ready
 from horoplug.runner.elastic.discovery import FixedHosts, HostManager
 from horoplug.runner.elastic.roster import (
     ENDED_ON_NOTICE,

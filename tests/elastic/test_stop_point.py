@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from horoplug.rendezvous.stop_point import (
+from horoplug.rendezvous.elastic.stop_point import (
     PAUSE_SECONDS,
     VOTE_SECONDS,
     Announce,

@@ -148,6 +148,7 @@ elastic:
   slots_per_host: 4
   timeout: 30
   reset_limit: 5
+  replace_slow: 3
 """
 
 
@@ -199,8 +200,9 @@ def test_config_file_with_every_key(file):
         options.host_discovery_script,
         options.slots_per_host,
         options.reset_limit,
+        options.replace_slow,
     )
-    assert others == ("mpi", 2, 8, "./hosts", 4, 5)
+    assert others == ("mpi", 2, 8, "./hosts", 4, 5, "3")
     configurable = {flag.config for flag in all_flags() if flag.config}
     assert len(options.settings) + len(others) == len(configurable), "the file above has everything"
 

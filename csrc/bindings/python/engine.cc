@@ -329,6 +329,7 @@ py::dict Engine::stats() {
   result["planned_batches"] = stats.planned_batches;
   result["broken_plans"] = stats.broken_plans;
   result["failed"] = stats.failed;
+  result["active_microseconds"] = stats.active_microseconds;
   return result;
 }
 

@@ -58,6 +58,11 @@ Status SubmissionQueue::end() const {
   return end_;
 }
 
+double SubmissionQueue::active_seconds() const {
+  std::lock_guard lock(mutex_);
+  return active_seconds_ + (in_flight_.empty() ? 0 : steady_now() - active_since_);
+}
+
 // Under the lock. Throws Error if the operation cannot be submitted now.
 void SubmissionQueue::admit(const OperationPtr& operation) {
   const auto refuse = [&](hp_status code, const std::string& why) {
@@ -90,6 +95,7 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   }
   operation->dependency_epoch = dependency_epoch_;
   operation->submitted_at = steady_now();
+  if (in_flight_.size() == 1) active_since_ = operation->submitted_at;
   is_urgent_ |= is_point_to_point(kind);
   handles_.add(operation);
   queue_.push_back(operation);
@@ -151,6 +157,7 @@ void SubmissionQueue::fail(const Status& why) {
 
 void SubmissionQueue::forget(std::span<const OperationPtr> operations) {
   std::lock_guard lock(mutex_);
+  const bool were_in_flight = !in_flight_.empty();
   for (const OperationPtr& operation : operations) {
     if (operation->absent) continue;
     in_flight_.erase(operation->key());
@@ -161,6 +168,7 @@ void SubmissionQueue::forget(std::span<const OperationPtr> operations) {
     // Ranks that joined early have counted fewer operations.
     restart_numbering_locked(number);
   }
+  if (were_in_flight && in_flight_.empty()) active_seconds_ += steady_now() - active_since_;
 }
 
 void SubmissionQueue::restart_numbering(std::uint32_t set) {

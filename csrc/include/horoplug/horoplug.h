@@ -314,6 +314,7 @@ typedef struct hp_stats {
   uint64_t broken_plans;    /* number of plans that were broken */
   uint64_t
       failed; /* 1: the engine has ended because of a failure, or because another rank has ended */
+  uint64_t active_microseconds; /* time during which operations of this rank were in flight */
 } hp_stats;
 
 HP_API int32_t hp_abi_version(void);

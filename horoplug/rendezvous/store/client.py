@@ -25,6 +25,7 @@ from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.protocol import Op, Reader, Reply
 
+_LONG = 3600.0  # seconds
 _GRACE = 5.0  # seconds that an answer may arrive after the request's deadline
 
 
@@ -189,14 +190,21 @@ class StoreClient:
     def wait_get(self, pending: PendingGet) -> list[bytes]:
         """Wait for the values. After an error the get is over. Errors: those of :meth:`get`; AbandonedError if another
         thread calls :meth:`abandon`."""
+        while (values := self.wait_get_for(pending, _LONG)) is None:
+            pass
+        return values
+
+    def wait_get_for(self, pending: PendingGet, seconds: float) -> list[bytes] | None:
+        """The same for so many seconds. Returns None if the values have not arrived by then."""
+        until = min(time.monotonic() + seconds, pending.deadline + _GRACE)
         try:
             with self._lock:
-                self._await(
-                    lambda: pending.over or pending.tag in self._answers, pending.deadline + _GRACE
-                )
+                there = self._await(lambda: pending.over or pending.tag in self._answers, until)
                 values = self._take(pending)
-            if values is None:
+            if values is None and there:
                 raise AbandonedError("the get was abandoned")
+            if values is None and until == pending.deadline + _GRACE:
+                raise RendezvousError(f"{self._peer} does not answer")
             return values
         except BaseException:
             self.abandon(pending)
@@ -255,7 +263,8 @@ class StoreClient:
         with self._lock:
             tag = next(self._tags)
             self._send(protocol.pack(op, tag, payload))
-            self._await(lambda: tag in self._answers, deadline)
+            if not self._await(lambda: tag in self._answers, deadline):
+                raise RendezvousError(f"{self._peer} does not answer")
             return self._check_answer(self._answers.pop(tag))
 
     def _check_answer(self, answer: tuple[int, bytes]) -> tuple[int, Reader]:
@@ -308,15 +317,15 @@ class StoreClient:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _await(self, is_there: Callable[[], bool], deadline: float) -> None:
-        """Receive until ``is_there()``. Needs the lock, which is free while this waits.
+    def _await(self, is_there: Callable[[], bool], deadline: float) -> bool:
+        """Receive until ``is_there()``, at most until the deadline. Needs the lock, which is free while this waits.
 
-        Errors: RendezvousError when the connection has ended, or at the deadline."""
+        Returns whether it is there. Errors: RendezvousError when the connection has ended."""
         while True:
             if not self._is_awaited:
                 self._receive()
             if is_there():
-                return
+                return True
             if self._end is not None:
                 raise self._end
             if self._is_awaited:
@@ -324,7 +333,7 @@ class StoreClient:
             else:
                 in_time = self._await_connection(deadline)
             if not in_time:
-                raise RendezvousError(f"{self._peer} does not answer")
+                return False
 
     def _await_connection(self, deadline: float) -> bool:
         """Wait until something has arrived, or another thread has abandoned a get. Returns whether it was in time."""

@@ -1,10 +1,10 @@
 """Decides which processes an elastic job has, and which of them form the job. No I/O and no clock.
 
 A process is *starting* until it is ready for the first time, *waiting* while it is ready and no member, and a *member*
-while it takes part in the current membership (horoplug/rendezvous/elastic.py). A membership is over as soon as one of
-its members fails or is ready for the next one. The next one has, in this order, the members of the one before that are
-left, and the processes that wait. Survivors therefore keep their order, and rank 0 always is a survivor, which has the
-state of the training.
+while it takes part in the current membership (horoplug/rendezvous/elastic/messages.py). A membership is over as soon as
+one of its members fails or is ready for the next one. The next one has, in this order, the members of the one before
+that are left, and the processes that wait. Survivors therefore keep their order, and rank 0 always is a survivor, which
+has the state of the training.
 
 The caller passes the time (``time.monotonic()``) with each event, and carries out the actions that
 :meth:`Roster.advance` returns."""
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from horoplug.base.host_updates import HostUpdateResult
-from horoplug.rendezvous.elastic import Membership, Ready
+from horoplug.rendezvous.elastic.messages import Membership, Ready
 
 from .discovery import HostManager
 
@@ -205,6 +205,25 @@ class Roster:
         where = f"process {number}{self._rank_text(number)} on {process.host}"
         self._said.append(Say(f"{where} was told to leave"))
         self._exclude(process.host)
+
+    def replace(self, number: int, why: str) -> bool:
+        """Let another process take the place of one that works, if there is a free slot on another host. The host gets
+        no new processes. Returns whether there is such a slot."""
+        process = self._live.get(number)
+        if process is None or process.leaving or process.dismissed:
+            return False
+        hosts = self._hosts.current_hosts
+        used = [each.host for each in self._live.values()]
+        if not any(
+            host != process.host and used.count(host) < hosts.get_slots(host)
+            for host in hosts.host_assignment_order
+        ):
+            return False
+        process.leaving = True
+        where = f"process {number}{self._rank_text(number)} on {process.host}"
+        self._said.append(Say(f"{where} is replaced: {why}"))
+        self._exclude(process.host)
+        return True
 
     def notice(self) -> None:
         """The job was told to end, at the next commit."""

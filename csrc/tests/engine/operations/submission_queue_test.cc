@@ -7,6 +7,7 @@
 #include <map>
 #include <thread>
 
+#include "base/time.h"
 #include "harness/engine_parts.h"
 
 using namespace horoplug;
@@ -61,6 +62,26 @@ TEST_CASE("a name in flight is rejected until its operation has ended") {
   CHECK(queue.submit(make_test_operation("x", 2, OpKind::kAllreduce, 3)).ok());
   queue.finish(first);
   CHECK(queue.submit(second).ok());
+}
+
+TEST_CASE("the time is counted during which operations are in flight") {
+  Queue queue;
+  CHECK(queue.submissions.active_seconds() == 0);
+  const OperationPtr first = make_test_operation("a"), second = make_test_operation("b");
+  const double begin = steady_now();
+  CHECK(queue.submit(first).ok());
+  CHECK(queue.submit(second).ok());
+  queue.finish(first);
+  while (queue.submissions.active_seconds() < 0.01) std::this_thread::yield();
+  CHECK(queue.submit(make_test_operation("b")).code == HP_DUPLICATE_NAME);
+  queue.finish(second);
+  const double active = queue.submissions.active_seconds();
+  CHECK(active >= 0.01);
+  CHECK(active <= steady_now() - begin);
+  queue.submissions.forget({&second, 1});  // has ended already
+  CHECK(queue.submissions.active_seconds() == active);
+  CHECK(queue.submit(make_test_operation("c")).ok());
+  while (queue.submissions.active_seconds() < active + 0.01) std::this_thread::yield();
 }
 
 TEST_CASE("a list of submissions is admitted up to the first operation that is rejected") {

@@ -1,20 +1,23 @@
-"""A process of an elastic job: its conversation with the launcher (horoplug/rendezvous/elastic.py)."""
+"""A process of an elastic job: its conversation with the launcher (horoplug/rendezvous/elastic/messages.py)."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import threading
+import time
+from collections.abc import Callable
 from typing import Final
 
 from horoplug.base.errors import RendezvousError
 from horoplug.base.host_updates import HostUpdateResult
-from horoplug.rendezvous.elastic import (
+from horoplug.rendezvous.elastic.messages import (
     Checks,
     HostUpdate,
     Leaving,
     Membership,
     Message,
+    Pace,
     Ready,
     answer_key,
     message_key,
@@ -23,13 +26,12 @@ from horoplug.rendezvous.elastic import (
     unpack_update,
     update_key,
 )
-from horoplug.rendezvous.stop_point import StopPoint
+from horoplug.rendezvous.elastic.stop_point import StopPoint
 from horoplug.rendezvous.store.client import PendingGet, StoreClient
 
 _FOREVER: Final = 1e6  # seconds, 11 days: the launcher answers earlier, or its connection ends
-_END_SECONDS: Final = (
-    5.0  # a launcher that does not answer for so long is about to be reported as lost
-)
+_END_SECONDS: Final = 5.0
+"""A launcher that does not answer for so long is about to be reported as lost."""
 
 
 class DismissedError(RendezvousError):
@@ -39,11 +41,13 @@ class DismissedError(RendezvousError):
 class ElasticMember:
     """A process of an elastic job."""
 
-    def __init__(self, store: StoreClient, process: int, version: str) -> None:
-        """``process``: the number that the launcher has given this process; ``version``: of its horoplug."""
+    def __init__(self, store: StoreClient, process: int, version: str, pace_seconds: float) -> None:
+        """``process``: the number that the launcher has given this process; ``version``: of its horoplug;
+        ``pace_seconds``: seconds between two reports of its pace."""
         self._store = store
         self._process = process
         self._version = version
+        self._pace_seconds = pace_seconds
         self._attempt = 0
         self._leaving = False
         self._watch: _UpdateWatch | None = None
@@ -66,9 +70,17 @@ class ElasticMember:
             raise RendezvousError(answer["error"])
         return Membership(answer["generation"], tuple(answer["processes"]))
 
-    def watch(self, membership: Membership) -> None:
-        """From now on, learn of updates of this membership, until the next :meth:`join`."""
-        self._watch = _UpdateWatch(self._store, self._process, membership.generation)
+    def watch(self, membership: Membership, active_seconds: Callable[[], float]) -> None:
+        """From now on, learn of updates of this membership, until the next :meth:`join`.
+
+        ``active_seconds``: for how many seconds operations have been in flight; called in another thread."""
+        self._watch = _UpdateWatch(
+            self._store,
+            self._process,
+            membership.generation,
+            active_seconds,
+            self._pace_seconds,
+        )
 
     def leave(self) -> None:
         """Tell the launcher, once, that this process was told to leave. Errors: RendezvousError."""
@@ -91,12 +103,22 @@ class ElasticMember:
 
 
 class _UpdateWatch:
-    """Takes part in the agreement at which check the members stop, in a thread of its own."""
+    """Takes part in the agreement at which check the members stop, and reports this process's pace, in a thread."""
 
-    def __init__(self, store: StoreClient, process: int, generation: int) -> None:
+    def __init__(
+        self,
+        store: StoreClient,
+        process: int,
+        generation: int,
+        active_seconds: Callable[[], float],
+        pace_seconds: float,
+    ) -> None:
         self._store = store
         self._process = process
         self._generation = generation
+        self._active_seconds = active_seconds
+        self._pace_seconds = pace_seconds
+        self._began = time.monotonic()
         self._update: HostUpdate | None = None
         self._point = StopPoint()
         self._lock = threading.Lock()
@@ -126,8 +148,7 @@ class _UpdateWatch:
                     return  # the membership is over
                 self._update = update
                 checks = self._point.announce()
-                message = Checks(self._process, self._generation, round_number, checks)
-                self._store.set(message_key(message), pack_message(message))
+                self._say(Checks(self._process, self._generation, round_number, checks))
                 stop = json.loads(self._get(stop_key(self._generation, round_number)))
                 self._point.decide(stop)
                 if stop is not None:
@@ -141,6 +162,12 @@ class _UpdateWatch:
         with self._lock:
             if self._is_over:
                 raise RendezvousError("the watch was closed")
-            self._pending = self._store.begin_get([key], _FOREVER)
-        (value,) = self._store.wait_get(self._pending)
-        return value
+            self._pending = pending = self._store.begin_get([key], _FOREVER)
+        while (values := self._store.wait_get_for(pending, self._pace_seconds)) is None:
+            elapsed = time.monotonic() - self._began
+            pace = Pace(self._process, self._generation, elapsed, self._active_seconds())
+            self._say(pace)
+        return values[0]
+
+    def _say(self, message: Message) -> None:
+        self._store.set(message_key(message), pack_message(message))

@@ -9,14 +9,14 @@ of processes that form the job for a while; the index of a process is its rank, 
                                         <-       elastic/answer/<process>/<attempt>
 
 When processes should come or go while a membership lasts, its members agree at which of their checks they stop
-(horoplug/rendezvous/stop_point.py), for which each of them keeps a get of the first key pending:
+(horoplug/rendezvous/elastic/stop_point.py), for which each of them keeps a get of the first key pending:
 
                                         <-       elastic/update/<generation>/<round>
     elastic/process/<process>/checks    ->
                                         <-       elastic/stop/<generation>/<round>
 
-Nothing else is sent meanwhile, except that a process that was told to leave sets ``elastic/process/<process>/leaving``.
-All values are JSON.
+Nothing else is sent meanwhile, except that a process that was told to leave sets ``elastic/process/<process>/leaving``,
+and that each process sets ``elastic/process/<process>/pace`` every few seconds. All values are JSON.
 
 The launcher decides (horoplug/runner/elastic/roster.py)."""
 
@@ -78,8 +78,18 @@ class Checks:
     checks: int
 
 
-Message = Ready | Leaving | Checks
-_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Checks)}
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Seconds since a process of a generation has connected, and those of them in which it had operations in flight."""
+
+    process: int
+    generation: int
+    elapsed: float
+    active: float
+
+
+Message = Ready | Leaving | Checks | Pace
+_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Checks, Pace)}
 
 
 def pack_message(message: Message) -> bytes:

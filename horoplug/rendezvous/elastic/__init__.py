@@ -1,0 +1,1 @@
+"""How the processes of an elastic job and its launcher agree who forms the job, and when."""
