@@ -16,7 +16,7 @@ import pytest
 from tests.harness import ROOT
 from tests.harness.mpi_jobs import find
 from tests.harness.starters import JOB, STARTERS, distributed, run, srun
-from tests.harness.support import environment
+from tests.harness.support import environment, until
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -195,6 +195,11 @@ def test_job_restarted_by_torchrun(home, tmp_path):
     assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "0", "1", "1"]
 
 
+def is_listening(address):
+    with socket.socket() as sock:
+        return sock.connect_ex(address) == 0
+
+
 def test_ranks_of_the_nodes_that_are_left_form_the_next_job_of_torchrun(home, tmp_path):
     """Two nodes on this host, of which one is lost: torchrun starts the ranks of the other one as a smaller job."""
     pytest.importorskip("torch")
@@ -205,7 +210,7 @@ def test_ranks_of_the_nodes_that_are_left_form_the_next_job_of_torchrun(home, tm
 import os, signal
 sys.stdout.flush()
 hvd.barrier()
-if hvd.size() == 4 and os.environ["GROUP_RANK"] == "1":
+if hvd.size() == 4 and os.environ["NODE"] == "second":
     os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 hvd.barrier()
@@ -213,16 +218,17 @@ hvd.barrier()
     )
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
+        address = sock.getsockname()
     flags = [
         *("--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", "job"),
-        *("--rdzv-endpoint", endpoint, "--rdzv-conf"),
+        *("--rdzv-endpoint", f"127.0.0.1:{address[1]}", "--rdzv-conf"),
         "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3",
     ]
     with ThreadPoolExecutor(2) as pool:
-        nodes = [pool.submit(torchrun, *flags, str(script), home=home) for _ in range(2)]
-        ends = sorted((node.result() for node in nodes), reverse=True)
-    (status, output), (lost, _) = ends
+        first = pool.submit(torchrun, *flags, str(script), home=home | {"NODE": "first"})
+        until(lambda: is_listening(address), 30)  # the first node serves torchrun's store
+        second = pool.submit(torchrun, *flags, str(script), home=home | {"NODE": "second"})
+        (status, output), (lost, _) = first.result(), second.result()
     assert lost == -signal.SIGKILL
     assert status == 0, output
     assert sorted(re.findall(r"rank (\d) of 2 is done", output)) == ["0", "1"]
