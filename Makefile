@@ -195,7 +195,7 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 
 # Number of pytest workers; 0: none. Three fill two cores, because many tests wait for time limits and for processes to start.
 # Tests that measure time or need exclusive resources run alone in any case (tests/harness/scheduling.py).
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 
 # Everything that tests need and pip installs. The first part installs nothing into .venv.
 OTHER_ENVIRONMENTS := .venv-oldest/.installed $(OPTIONAL)/.installed $(TESTED_MPIS)

@@ -7,7 +7,13 @@ from typing import Any
 
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+from horoplug.common.elastic import (
+    ObjectState,
+    check_alike,
+    initialize_again,
+    run_fn,
+    variable_parts,
+)
 from horoplug.common.keras_building import build_as_on_root
 from horoplug.common.objects import broadcast_object
 
@@ -48,6 +54,7 @@ class KerasState(ObjectState):
     def sync(self) -> None:
         sync_jax(self.model)
         build_as_on_root(self.model, self.optimizer, self._bcast_object)
+        check_alike(variable_parts(self.model.variables))
         broadcast_variables(weights(self.model, self.optimizer), root_rank=0)
         self._save_variables()  # restored after a failure before the first commit
         super().sync()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NoReturn, Protocol
 
 from horoplug.base import config
@@ -22,6 +24,7 @@ from horoplug.base.log import logger
 from horoplug.common.basics import init, shutdown
 from horoplug.common.context import context
 from horoplug.common.notice import Notice
+from horoplug.common.objects import allgather_object, broadcast_object
 from horoplug.rendezvous.elastic.messages import HostUpdate
 
 FAILURES_WITHOUT_COMMIT: Final = 10
@@ -301,6 +304,42 @@ def run_fn(
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+def check_alike(parts: Mapping[str, str]) -> None:
+    """Raise ValueError on a rank of an elastic job whose state has other arrays than that of rank 0, as a replacement
+    has whose program was changed. The launcher then uses its host no more. Collective.
+
+    ``parts``: the type and shape of each array by its name; empty: unknown."""
+    if not context.is_elastic:
+        return
+    packed = json.dumps(sorted(parts.items())).encode()
+    if len(set(allgather_object(hashlib.sha256(packed).digest()))) == 1:
+        return
+    reference: Mapping[str, str] = broadcast_object(parts)
+    difference = _difference(parts, reference) if parts and reference else ""
+    if difference:
+        context.report_unlike(difference)
+        raise ValueError(difference)
+
+
+def variable_parts(variables: Iterable[Any]) -> dict[str, str]:
+    """The argument of :func:`check_alike` for variables of TensorFlow or Keras, whose names can differ by rank."""
+    found = {}
+    for number, variable in enumerate(variables):
+        kind = getattr(variable.dtype, "name", variable.dtype)
+        found[f"variable {number}"] = f"{kind} {list(variable.shape)}"
+    return found
+
+
+def _difference(parts: Mapping[str, str], reference: Mapping[str, str]) -> str:
+    for name, expected in reference.items():
+        if name not in parts:
+            return f"the state has no {name}, and that of rank 0 has"
+        if parts[name] != expected:
+            return f"the state's {name} is {parts[name]}, and that of rank 0 is {expected}"
+    further = next((name for name in parts if name not in reference), "")
+    return f"the state has {further}, and that of rank 0 has not" if further else ""
 
 
 def initialize_again() -> None:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+from horoplug.common.elastic import ObjectState, check_alike, initialize_again, run_fn
 from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
@@ -63,6 +63,7 @@ class JaxState(ObjectState):
         current = {name: getattr(self, name) for name in self._saved_state}
         trees = [name for name, value in current.items() if _has_arrays(value)]
         others = {name: value for name, value in current.items() if name not in trees}
+        check_alike(_parts({name: current[name] for name in trees}))
         trees, others = broadcast_object((trees, others))
         for name, value in others.items():
             setattr(self, name, value)
@@ -82,6 +83,16 @@ class JaxState(ObjectState):
         if isinstance(leaf, jax.Array):
             return jax.numpy.copy(leaf) if self._donated else leaf
         return super()._copy(leaf)
+
+
+def _parts(trees: dict[str, Any]) -> dict[str, str]:
+    """The type and shape of each array."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape)}"
+        for path, leaf in leaves
+        if isinstance(leaf, jax.Array | np.ndarray)
+    }
 
 
 def _has_arrays(value: Any) -> bool:

@@ -22,6 +22,7 @@ from horoplug.rendezvous.elastic.messages import (
     Leaving,
     Pace,
     Ready,
+    Unlike,
     answer_key,
     pack_dismissal,
     pack_membership,
@@ -56,9 +57,11 @@ from .hosts import Placement, is_this_host, lookup
 from .job import Job
 from .network_check import candidates
 from .slurm_requeue import requeue
+from .slurm_step import SlurmStep
 from .startup import Startup
 
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect
+_STEP_SECONDS = 5.0  # limit for a step of Slurm to end by itself
 _NOTICE = object()  # an event: this process was told that the job has to end
 _NO_UPDATE = HostUpdate(0.0, HostUpdateResult.no_update)
 
@@ -79,6 +82,12 @@ class _ElasticStartup(Startup):
     @property
     def due(self) -> None:
         return None
+
+    def step(self) -> SlurmStep | None:
+        """A step of Slurm for the agent of one more host, so that hosts are lost one by one; None: ssh starts it."""
+        if self._srun is None:
+            return None
+        return SlurmStep(self._srun, self._secret, candidates(self._hosts, self._interfaces))
 
     def payload(self, connection: AgentConnection, start: Start, size: int) -> bytes:
         """The payload for the agent that starts a process. ``size``: the number of live processes."""
@@ -140,6 +149,7 @@ class ElasticJob(Job):
         self._connections: dict[
             str, AgentConnection
         ] = {}  # by host, those that may start processes
+        self._steps: dict[AgentConnection, SlurmStep] = {}  # that run the agents
         self._running: dict[int, AgentConnection] = {}  # by process
 
     @property
@@ -203,6 +213,8 @@ class ElasticJob(Job):
                         self._roster.ready(message, time.monotonic())
                     case Leaving():
                         self._roster.leaving(message.process)
+                    case Unlike():
+                        self._roster.unlike(message.process, message.reason)
                     case Pace():
                         self._on_pace(message)
                     case Checks():
@@ -301,7 +313,10 @@ class ElasticJob(Job):
         connection = self._connections.get(start.host)
         if connection is None:
             host = Placement(host.name, host.is_local, (), host.addresses)
-            connection = AgentConnection(host, self._ssh, _CONNECT_SECONDS)
+            step = None if host.is_local else self._startup.step()
+            connection = AgentConnection(host, self._ssh, _CONNECT_SECONDS, step=step)
+            if step is not None:
+                self._steps[connection] = step
             self._connections[start.host] = connection
             self._agents.all.append(connection)
         self._running[start.process] = connection
@@ -317,8 +332,13 @@ class ElasticJob(Job):
         lost = False
         for connection in self._agents.due():
             try:
+                if connection in self._steps:
+                    self._steps[connection].start()
                 connection.start()
                 self._agents.open.add(connection)
+            except OSError as error:
+                lost = True
+                self._lost(connection, f"srun cannot be run: {error.strerror}")
             except LostError as error:
                 lost = True
                 self._lost(connection, str(error))
@@ -347,6 +367,13 @@ class ElasticJob(Job):
             del self._connections[connection.host.name]
             self._agents.drop(connection)
             self._agents.all.remove(connection)
+            self._end_step(connection)
+
+    def _end_step(self, connection: AgentConnection) -> None:
+        """End the step of an agent that is lost, in a thread: srun may wait for a node that does not answer."""
+        step = self._steps.pop(connection, None)
+        if step is not None:
+            threading.Thread(target=step.end, args=(0.0,), daemon=True).start()
 
     # ---- frames of agents --------------------------------------------------------------------------------------------
 
@@ -382,6 +409,7 @@ class ElasticJob(Job):
             return
         self._agents.drop(connection)
         self._agents.all.remove(connection)
+        self._end_step(connection)
         if self._roster.is_over or self._connections.get(connection.host.name) is not connection:
             return  # nothing depends on this agent any more
         del self._connections[connection.host.name]
@@ -401,6 +429,8 @@ class ElasticJob(Job):
         if self._search is not None:
             self._search.close()
         super()._end()
+        for step in self._steps.values():
+            step.end(_STEP_SECONDS)
         self._inbox.close()
         if self._outcome.code == ENDED_ON_NOTICE and self._requeues:
             self._console.notice(requeue(os.environ))

@@ -54,6 +54,7 @@ def make_elastic_job(
             hosts=[Placement(p.name, p.is_local, (), p.addresses) for p in placements],
             slots={placement.name: len(placement.ranks) for placement in placements},
             discovery=discovery,
+            srun=options.srun,
             cooldown_range=_cooldown(options),
             pacing=Pacing(
                 factor=config.value("SLOW_FACTOR", env),

@@ -19,7 +19,13 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+from horoplug.common.elastic import (
+    ObjectState,
+    check_alike,
+    initialize_again,
+    run_fn,
+    variable_parts,
+)
 from horoplug.common.keras_building import build_as_on_root
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
 
@@ -80,6 +86,7 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
+        check_alike(variable_parts(self._all_variables()))
         if self.session is None:
             broadcast_variables(self._all_variables(), root_rank=0)
         else:

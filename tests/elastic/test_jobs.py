@@ -113,6 +113,25 @@ def fail(step):
     )
 
 
+def test_replacement_that_stops_before_the_broadcast_of_the_state_is_killed_and_replaced():
+    """The survivors wait for it in the broadcast."""
+    fail = """
+if ME == 3:
+    ObjectState.sync = lambda self: os.kill(os.getpid(), signal.SIGSTOP)
+
+def fail(step):
+    if ME == 1 and step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 20 and hvd.size() == 2:
+        state.step -= 1
+"""
+    code, out, err = launched("-np", 3, "--min-np", 2, "--gloo-timeout-seconds", 2, *program(fail))
+    assert code == 0, err
+    assert done(out) == {0: (0, 3, 30), 2: (1, 3, 30), 4: (2, 3, 30)}
+    late = "process 3 (rank 2) on localhost has not reacted to a failure for 7 s"
+    assert late in launcher_lines(err)
+
+
 def test_several_processes_that_die_at_once_are_replaced():
     number = seed()
     fail = f"""

@@ -170,6 +170,7 @@ class Faults:
         planned = json.loads((self._folder / "faults.json").read_text())
         self.size = planned["size"]
         self._faults = planned["faults"]
+        self._at_begin = 0  # how many faults had occurred when the job was formed
         self.process = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
         self._write("begin")
 
@@ -177,6 +178,7 @@ class Faults:
         """Call this whenever the job has been formed."""
         rank = self._hvd.rank()
         (self._folder / f"rank-{rank}").write_text(f"{self.process} {os.getpid()}")
+        self._at_begin = self.number
 
     @property
     def number(self) -> int:
@@ -199,7 +201,7 @@ class Faults:
             return
         if (self._hvd.rank() if rank is None else rank) != fault["ranks"][0]:
             return
-        if moment in MOMENTS and self._hvd.size() < self.size:
+        if moment in MOMENTS and (self._hvd.size() < self.size or self._at_begin < number):
             return  # the fault before is not over yet
         others = [
             tuple(map(int, (self._folder / f"rank-{rank}").read_text().split()))

@@ -1,5 +1,6 @@
 """Slurm daemons on this machine, with two nodes, for the tests of a module."""
 
+import os
 import re
 import shutil
 import socket
@@ -11,6 +12,8 @@ import pytest
 from tests.harness.support import environment, until
 
 HOST = socket.gethostname().split(".")[0]
+OTHER = "zz-other"
+SSH = "#!/bin/sh\necho called >> {log}\necho 'ssh: there is no ssh' >&2\nexit 255\n"
 
 # Without passwords or accounting, for one user. A requeued job waits until its credential has expired. The name of the
 # first node, where rank 0 runs, is that of this machine.
@@ -118,6 +121,26 @@ def slurm(tmp_path_factory):
                 daemon.kill()
                 daemon.wait(10)
         log.close()
+
+
+@pytest.fixture
+def allocated(slurm):
+    """A function that runs a program in a job with two nodes and two tasks on each."""
+
+    def run(*command, **variables):
+        flags = ("-Q", "-N", "2", "-n", "4", "--ntasks-per-node=2")
+        return slurm("salloc", *flags, *map(str, command), **variables)
+
+    return run
+
+
+@pytest.fixture
+def without_ssh(tmp_path):
+    """The PATH with an ssh that notes its call, and the file for that."""
+    log = tmp_path / "ssh.log"
+    (tmp_path / "ssh").write_text(SSH.format(log=log))
+    (tmp_path / "ssh").chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, log
 
 
 def batch(slurm, script: Path, *flags: str, **variables: str) -> str:

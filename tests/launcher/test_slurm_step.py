@@ -9,14 +9,12 @@ import sys
 import psutil
 import pytest
 
-from tests.harness.slurm_daemons import HOST, slurm
+from tests.harness.slurm_daemons import HOST, OTHER, allocated, slurm, without_ssh
 from tests.harness.starters import JOB
 from tests.harness.support import until
 
-__all__ = ["slurm"]  # a fixture
+__all__ = ["allocated", "slurm", "without_ssh"]  # fixtures
 
-OTHER = "zz-other"
-SSH = "#!/bin/sh\necho called >> {log}\necho 'ssh: there is no ssh' >&2\nexit 255\n"
 HOROVODRUN = (sys.executable, "-m", "horoplug.runner")
 
 # Runs horovodrun, waits for a number of lines with "ready", does something, and reports the result and what is left.
@@ -65,17 +63,6 @@ READY = "sleep 600 & (setsid sleep 600 &) ; echo ready $SLURMD_NODENAME; sleep 6
 
 
 @pytest.fixture
-def allocated(slurm):
-    """A function that runs a program in a job with two nodes and two tasks on each."""
-
-    def run(*command, **variables):
-        flags = ("-Q", "-N", "2", "-n", "4", "--ntasks-per-node=2")
-        return slurm("salloc", *flags, *map(str, command), **variables)
-
-    return run
-
-
-@pytest.fixture
 def driven(allocated):
     """A function that runs horovodrun with ranks that start daemons, does something when they are ready, and returns
     exit code, stdout and stderr. Checks that no process is left."""
@@ -91,15 +78,6 @@ def driven(allocated):
         return code, out, err
 
     return run
-
-
-@pytest.fixture
-def without_ssh(tmp_path):
-    """The PATH with an ssh that notes its call, and the file for that."""
-    log = tmp_path / "ssh.log"
-    (tmp_path / "ssh").write_text(SSH.format(log=log))
-    (tmp_path / "ssh").chmod(0o755)
-    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, log
 
 
 def test_job_on_two_nodes(allocated, without_ssh):

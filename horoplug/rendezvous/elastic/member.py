@@ -19,6 +19,7 @@ from horoplug.rendezvous.elastic.messages import (
     Message,
     Pace,
     Ready,
+    Unlike,
     answer_key,
     message_key,
     pack_message,
@@ -87,6 +88,10 @@ class ElasticMember:
         if not self._leaving:
             self._leaving = True
             self._say(Leaving(self._process))
+
+    def is_unlike(self, reason: str) -> None:
+        """Tell the launcher that this process ends because its state is another one. Errors: RendezvousError."""
+        self._say(Unlike(self._process, reason))
 
     def check(self) -> HostUpdate | None:
         """Make a check for updates. Returns the update if all members stop at this check."""

@@ -15,8 +15,9 @@ When processes should come or go while a membership lasts, its members agree at 
     elastic/process/<process>/checks    ->
                                         <-       elastic/stop/<generation>/<round>
 
-Nothing else is sent meanwhile, except that a process that was told to leave sets ``elastic/process/<process>/leaving``,
-and that each process sets ``elastic/process/<process>/pace`` every few seconds. All values are JSON.
+Nothing else is sent meanwhile, except that a process sets ``elastic/process/<process>/leaving`` if it was told to
+leave, ``…/unlike`` if its state is another one than that of the others, and ``…/pace`` every few seconds. All values
+are JSON.
 
 The launcher decides (horoplug/runner/elastic/roster.py)."""
 
@@ -69,6 +70,14 @@ class Leaving:
 
 
 @dataclasses.dataclass(frozen=True)
+class Unlike:
+    """A process has another state than rank 0, and ends. ``reason``: how they differ, in one line."""
+
+    process: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Checks:
     """A process of a generation has made so many checks when it learned of the update of a round."""
 
@@ -88,8 +97,8 @@ class Pace:
     active: float
 
 
-Message = Ready | Leaving | Checks | Pace
-_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Checks, Pace)}
+Message = Ready | Leaving | Unlike | Checks | Pace
+_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Unlike, Checks, Pace)}
 
 
 def pack_message(message: Message) -> bytes:

@@ -196,6 +196,14 @@ class Roster:
         if process.number in self._members:
             self._end_membership(now)
 
+    def unlike(self, number: int, reason: str) -> None:
+        """A process ends because its state is another one than that of the others."""
+        process = self._live.get(number)
+        if process is not None and not process.dismissed:
+            where = f"process {number}{self._rank_text(number)} on {process.host}"
+            self._said.append(Say(f"{where}: {reason}"))
+            self._exclude(process.host)
+
     def leaving(self, number: int) -> None:
         """A process was told to leave. Its host is about to be taken away, so that it gets no new processes."""
         process = self._live.get(number)

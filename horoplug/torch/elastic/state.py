@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from horoplug.base.log import logger
-from horoplug.common.elastic import ObjectState
+from horoplug.common.elastic import ObjectState, check_alike
 from horoplug.torch.elastic.progress import Progress, check_reductions, checksum
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.snapshot import Snapshot
@@ -189,12 +190,27 @@ class TorchState(ObjectState):
             if isinstance(handler, ModelStateHandler):
                 yield from handler.value.parameters()
 
+    def _parts(self) -> dict[str, str]:
+        """The type and shape of each tensor of the models; empty while a model has parameters without a shape."""
+        found = {}
+        for name, handler in self._handlers.items():
+            if not isinstance(handler, ModelStateHandler):
+                continue
+            for key, tensor in handler.value.state_dict().items():
+                if is_lazy(tensor):
+                    return {}
+                if isinstance(tensor, torch.Tensor):
+                    kind = str(tensor.dtype).removeprefix("torch.")
+                    found[f"{name}.{key}"] = f"{kind} {list(tensor.shape)}"
+        return found
+
     def restore(self) -> None:
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
+        check_alike(self._parts())
         if self._progress is not None:
             self._sync_from_furthest(self._progress)
             return

@@ -1,0 +1,70 @@
+"""Elastic jobs in a Slurm job with two nodes, run by real Slurm daemons. The other node is reached by srun."""
+
+import re
+import sys
+
+from tests.harness.elastic_launcher import launcher_lines
+from tests.harness.slurm_daemons import HOST, OTHER, allocated, slurm, without_ssh
+
+__all__ = ["allocated", "slurm", "without_ssh"]  # fixtures
+
+# Trains until the job has a size that a replacement or a loss brings about, and for some more steps.
+TRAIN = """
+import os, signal, subprocess, sys
+import numpy as np
+import horoplug as hvd
+from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+from horoplug.common.objects import broadcast_object
+
+ME = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
+
+def cancel_step():
+    command = ["squeue", "-h", "-s", "-o", "%i", "-j", os.environ["SLURM_JOB_ID"]]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    (step,) = [each for each in shown if each.partition(".")[2].isdecimal()]
+    subprocess.run(["scancel", step], check=True)
+
+hvd.init()
+state = ObjectState(broadcast_object, hvd.rank, step=0, left=20)
+
+def train(state):
+    while state.left:
+        if state.step == 5 and ME == {victim}:
+            {fail}
+        hvd.allreduce(np.ones(10), name="gradient")
+        state.step += 1
+        state.left -= hvd.size() == {size} and state.step > 6
+        state.commit()
+
+run_fn(train, initialize_again)(state)
+node = os.environ["HOROVOD_HOSTNAME"]
+sys.stdout.write(f"done {{ME}} on {{node}} rank {{hvd.rank()}} of {{hvd.size()}}\\n")
+"""
+
+
+def job(allocated, without_ssh, **program):
+    """Run the program. Returns who has ended it, and the launcher's lines. There is no ssh."""
+    env, log = without_ssh
+    command = [sys.executable, "-c", TRAIN.format(**program)]
+    status, output = allocated(
+        sys.executable, "-m", "horoplug.runner", "--min-np", 2, *command, **env
+    )
+    assert status == 0, output
+    assert not log.exists()
+    done = re.findall(r"done (\d+) on (\S+) rank (\d) of (\d)", output)
+    return sorted(
+        (int(rank), int(process), node) for process, node, rank, _ in done
+    ), launcher_lines(output)
+
+
+def test_killed_process_on_another_node_is_replaced(allocated, without_ssh):
+    fail = "os.kill(os.getpid(), signal.SIGKILL)"
+    done, lines = job(allocated, without_ssh, victim=2, fail=fail, size=4)
+    assert done == [(0, 0, HOST), (1, 1, HOST), (2, 3, OTHER), (3, 4, OTHER)]
+    assert lines[0] == f"process 2 (rank 2) on {OTHER} was killed by signal 9 (SIGKILL)"
+
+
+def test_job_goes_on_without_a_node_whose_step_has_ended(allocated, without_ssh):
+    done, lines = job(allocated, without_ssh, victim=0, fail="cancel_step()", size=2)
+    assert done == [(0, 0, HOST), (1, 1, HOST)]
+    assert re.match(f"host {OTHER}: the connection was lost: .*CANCELLED", lines[0])
