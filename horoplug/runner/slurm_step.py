@@ -209,7 +209,7 @@ class SlurmStep:
                 link.fail(why_ended(self._said(), code))
             elif code != 0:
                 link.over.wait(_LAST_MESSAGES_SECONDS)
-                link.fail(f"srun {describe(code)}")
+                link.fail(self._cancelled() or f"srun {describe(code)}")
 
     def _read_stderr(self) -> None:
         assert self._process is not None
@@ -242,10 +242,16 @@ class SlurmStep:
         """Why a task has broken its connection: the end of srun, which ends the tasks, or of the step."""
         assert self._process is not None
         self._is_over.wait(_LAST_MESSAGES_SECONDS)
+        if cancelled := self._cancelled():
+            return cancelled  # Slurm may also have killed srun
         if (self._process.returncode or 0) < 0:
             return f"srun {describe(self._process.returncode)}"
+        return "srun's task there has ended"
+
+    def _cancelled(self) -> str:
+        """The last line that says that Slurm has cancelled the step; empty if none does."""
         cancelled = [line.strip() for line in self._said() if "CANCELLED" in line]
-        return cancelled[-1] if cancelled else "srun's task there has ended"
+        return cancelled[-1] if cancelled else ""
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
