@@ -12,23 +12,12 @@ import pytest
 from horoplug.compat.elastic_constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from horoplug.runner import launch
 from tests.harness import ROOT
-from tests.harness.elastic_launcher import finish, launched, launcher_lines, start
+from tests.harness.elastic_launcher import PRELUDE, finish, launched, launcher_lines, start
 from tests.harness.support import process_state, seed, until
 
 # A training program without a framework. fail(step) is called in each step.
 TRAIN = """
-import os, random, signal, sys
-import numpy as np
-import horoplug as hvd
-from horoplug.common.elastic import ObjectState, initialize_again, run_fn
-from horoplug.common.objects import broadcast_object
-
-ME = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
 ATTEMPT = int(os.environ["HOROPLUG_RESTART_COUNT"])
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
-    sys.stdout.flush()
 
 {fail}
 
@@ -51,7 +40,8 @@ say("done", ME, "rank", hvd.rank(), "of", hvd.size(), "step", state.step)
 
 
 def program(fail, steps=30, init=""):
-    return [sys.executable, "-c", TRAIN.format(fail=fail, steps=steps, init=init)]
+    text = PRELUDE + TRAIN.format(fail=fail, steps=steps, init=init)
+    return [sys.executable, "-c", text]
 
 
 def done(out):

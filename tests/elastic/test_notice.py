@@ -8,28 +8,20 @@ import sys
 import pytest
 
 from horoplug.common.notice import FILE_SECONDS, Notice
-from tests.harness.elastic_launcher import finish, launched, launcher_lines, start
+from tests.harness.elastic_launcher import PRELUDE, finish, launched, launcher_lines, start
 from tests.harness.slurm_daemons import HOST, batch, slurm
 
 __all__ = ["slurm"]  # a fixture
 
 # A program with its own checkpoint. WAIT: whether it goes on, step by step, until it is told to end.
-TRAIN = """
-import json, os, signal, sys, time
-from pathlib import Path
-import numpy as np
-import horoplug as hvd
-from horoplug.common.elastic import ObjectState, initialize_again, run_fn
-from horoplug.common.objects import broadcast_object
+TRAIN = (
+    PRELUDE
+    + """
+import json
 
-ME = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
 FILE = Path(os.environ["CHECKPOINT"])
 WAITS = {waits} and not FILE.exists()
 FAIL = {fail!r}
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
-    sys.stdout.flush()
 
 hvd.init()
 begin = json.loads(FILE.read_text()) if FILE.exists() else 0
@@ -59,6 +51,7 @@ def train(state):
 steps = run_fn(train, initialize_again)(state)
 say("done", ME, "from", begin, "to", steps)
 """
+)
 
 
 def program(*, waits, fail=None):
@@ -190,7 +183,8 @@ fi
 echo "restarts: ${{SLURM_RESTART_COUNT:-0}}"
 exec {sys.executable} -m horoplug.runner -np 2 --min-np 1 {sys.executable} {train}
 """)
-    out = batch(slurm, script, "-w", HOST, "-n", "2", "--requeue", "--open-mode=append")
+    flags = ("-w", HOST, "-n", "2", "--requeue", "--open-mode=append")
+    out = batch(slurm, script, *flags, limit=150)  # Slurm starts a job again after a while
     assert re.findall(r"restarts: \d", out) == ["restarts: 0", "restarts: 1"]
     found = notices(out)
     (step,) = {step for _, _, step in found.values()}

@@ -3,21 +3,15 @@
 import re
 import sys
 
-from tests.harness.elastic_launcher import launcher_lines
+from tests.harness.elastic_launcher import PRELUDE, launcher_lines
 from tests.harness.slurm_daemons import HOST, OTHER, allocated, slurm, without_ssh
 
 __all__ = ["allocated", "slurm", "without_ssh"]  # fixtures
 
 # Trains until the job has a size that a replacement or a loss brings about, and for some more steps.
-TRAIN = """
-import os, signal, subprocess, sys
-import numpy as np
-import horoplug as hvd
-from horoplug.common.elastic import ObjectState, initialize_again, run_fn
-from horoplug.common.objects import broadcast_object
-
-ME = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
-
+TRAIN = (
+    PRELUDE
+    + """
 def cancel_step():
     command = ["squeue", "-h", "-s", "-o", "%i", "-j", os.environ["SLURM_JOB_ID"]]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -37,9 +31,9 @@ def train(state):
         state.commit()
 
 run_fn(train, initialize_again)(state)
-node = os.environ["HOROVOD_HOSTNAME"]
-sys.stdout.write(f"done {{ME}} on {{node}} rank {{hvd.rank()}} of {{hvd.size()}}\\n")
+say("done", ME, "on", os.environ["HOROVOD_HOSTNAME"], "rank", hvd.rank(), "of", hvd.size())
 """
+)
 
 
 def job(allocated, without_ssh, **program):

@@ -1,4 +1,4 @@
-"""Starts elastic jobs on this host."""
+"""Starts elastic jobs on this host, and the beginning of the programs that run in them."""
 
 import os
 import re
@@ -8,6 +8,22 @@ import sys
 from tests.harness import ROOT
 
 LIMIT = 90  # seconds for a job
+
+PRELUDE = """
+import os, random, signal, subprocess, sys, time
+from pathlib import Path
+import numpy as np
+import horoplug as hvd
+from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+from horoplug.common.objects import broadcast_object
+
+ME = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+"""
+"""The beginning of a program without a framework. Each process knows its number, and prints whole lines."""
 
 
 def start(*arguments: object, **variables: str) -> subprocess.Popen[str]:

@@ -143,8 +143,8 @@ def without_ssh(tmp_path):
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, log
 
 
-def batch(slurm, script: Path, *flags: str, **variables: str) -> str:
-    """Submit a script, wait for its end, and return its output."""
+def batch(slurm, script: Path, *flags: str, limit: float = 60, **variables: str) -> str:
+    """Submit a script, wait for its end, at most for ``limit`` seconds, and return its output."""
     output = script.with_suffix(".output")
     status, text = slurm(
         "sbatch", "--parsable", "-o", str(output), *flags, str(script), **variables
@@ -157,9 +157,9 @@ def batch(slurm, script: Path, *flags: str, **variables: str) -> str:
         return found and found[1] not in ("PENDING", "RUNNING", "COMPLETING") and found[1]
 
     try:
-        ended = until(state, timeout=60)
+        ended = until(state, timeout=limit)
     except AssertionError:
         slurm("scancel", number)
-        raise AssertionError(f"not done after 60 s:\n{output.read_text()}") from None
+        raise AssertionError(f"not done after {limit:g} s:\n{output.read_text()}") from None
     assert ended == "COMPLETED", output.read_text()
     return output.read_text()

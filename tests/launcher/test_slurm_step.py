@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 
 import psutil
@@ -194,10 +195,15 @@ shown = subprocess.run(["squeue", "-h", "-s", "-o", "%i", "-j", os.environ["SLUR
 subprocess.run(["scancel", step], check=True)
 """
     code, _, err = driven(cancel)
+    # Slurm kills all processes of the step in any order. The agent may live long enough to report the end of a rank.
+    if code == 128 + signal.SIGKILL:
+        killed = r"rank \d was killed by signal 9 \(SIGKILL\); the other ranks were ended"
+        assert re.fullmatch(f"horovodrun: {killed}\n", err), err
+        return
     assert code == 1
     cancelled = r"slurmstepd\S*: error: \*\*\* STEP \S+ ON zz-other CANCELLED AT \S+ \*\*\*"
-    lost = f"host {OTHER}: the connection was lost: {cancelled}; all ranks were ended"
-    assert re.fullmatch(f"horovodrun: {lost}\n", err), err
+    lost = f"host {OTHER}: the connection was lost: ({cancelled}|srun was killed by signal 9 .*)"
+    assert re.fullmatch(f"horovodrun: {lost}; all ranks were ended\n", err), err
 
 
 def test_cancelled_job_leaves_nothing(slurm, tmp_path):
