@@ -7,7 +7,7 @@ import sys
 
 from tests.harness import ROOT
 
-LIMIT = 90  # seconds for a job
+LIMIT = 150  # seconds for a job
 
 PRELUDE = """
 import os, random, signal, subprocess, sys, time

@@ -71,7 +71,7 @@ def launch(
     *,
     flags: Sequence[str] = (),
     run_by: Sequence[str] = (),
-    timeout: float = 100,
+    timeout: float = 170,
 ) -> str:
     """Run a program in an elastic job that has to succeed. ``flags``: of horovodrun; ``run_by``: arguments of Python
     before the program. Returns what the job has printed."""
