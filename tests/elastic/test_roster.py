@@ -515,6 +515,40 @@ def test_process_that_waits_when_the_job_was_told_to_end_leaves_without_an_error
     assert job.finish.code == ENDED_ON_NOTICE
 
 
+def test_slow_process_is_replaced_only_if_another_host_has_a_free_slot():
+    job = Job({"a": 3, "b": 1}, maximum=3)
+    job.ready(0, 1, 2)
+    assert [start.host for start in job.live.values()] == ["a", "a", "a"]
+    assert not job.roster.replace(7, "slow")
+    job.discovery.set({"a": 4})
+    job.hosts.update_available_hosts()
+    assert not job.roster.replace(1, "slow")
+    assert job.advance() == []
+    job.discovery.set({"a": 4, "b": 1})
+    job.hosts.update_available_hosts()
+    assert job.roster.replace(1, "it is slow")
+    assert not job.roster.replace(1, "it is slow")
+    actions = job.advance()
+    assert [start.host for start in kinds(actions, Start)] == ["b"]
+    assert job.said == [
+        "process 1 (rank 1) on a is replaced: it is slow",
+        "host a gets no new processes for now",
+    ]
+
+
+def test_process_with_another_state_is_named_and_its_host_excluded():
+    job = Job({"a": 2, "b": 1}, minimum=2, maximum=3)
+    job.ready(0, 1, 2)
+    job.roster.unlike(2, "the state has no weight")
+    job.advance()
+    assert job.said == [
+        "process 2 (rank 2) on b: the state has no weight",
+        "host b gets no new processes for now",
+    ]
+    assert kinds(job.end(2, 1), Start) == []
+    assert formed(job.ready(0, 1)) == [Membership(2, (0, 1))]
+
+
 # ---- random jobs -----------------------------------------------------------------------------------------------------
 
 
