@@ -279,14 +279,14 @@ class Context:
             config = dataclasses.replace(config, rank=connections.rank, size=connections.size)
             return config, connections
 
-    def report_unlike(self, reason: str) -> None:
+    def report_mismatch(self, reason: str) -> None:
         """Tell the launcher of an elastic job that this process ends because its state is another one than rank 0's."""
         member = None if self._rendezvous is None else self._rendezvous.elastic_member
         if member is not None:
             with contextlib.suppress(
                 RendezvousError
             ):  # the launcher has ended, and so does the job
-                member.is_unlike(reason)
+                member.report_mismatch(reason)
 
     def _active_seconds(self) -> float:
         """For how many seconds operations have been in flight since ``init``."""

@@ -319,7 +319,7 @@ def check_alike(parts: Mapping[str, str]) -> None:
     reference: Mapping[str, str] = broadcast_object(parts)
     difference = _difference(parts, reference) if parts and reference else ""
     if difference:
-        context.report_unlike(difference)
+        context.report_mismatch(difference)
         raise ValueError(difference)
 
 

@@ -20,9 +20,9 @@ from horoplug.rendezvous.elastic.messages import (
     Checks,
     HostUpdate,
     Leaving,
+    Mismatch,
     Pace,
     Ready,
-    Unlike,
     answer_key,
     pack_dismissal,
     pack_membership,
@@ -213,8 +213,8 @@ class ElasticJob(Job):
                         self._roster.ready(message, time.monotonic())
                     case Leaving():
                         self._roster.leaving(message.process)
-                    case Unlike():
-                        self._roster.unlike(message.process, message.reason)
+                    case Mismatch():
+                        self._roster.mismatch(message.process, message.reason)
                     case Pace():
                         self._on_pace(message)
                     case Checks():

@@ -539,7 +539,7 @@ def test_slow_process_is_replaced_only_if_another_host_has_a_free_slot():
 def test_process_with_another_state_is_named_and_its_host_excluded():
     job = Job({"a": 2, "b": 1}, minimum=2, maximum=3)
     job.ready(0, 1, 2)
-    job.roster.unlike(2, "the state has no weight")
+    job.roster.mismatch(2, "the state has no weight")
     job.advance()
     assert job.said == [
         "process 2 (rank 2) on b: the state has no weight",

@@ -2,10 +2,13 @@
 
 import hashlib
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from tests.harness.elastic_launcher import launched
 
 # All ranks train on the same batch in each step, so that the average does not depend on their number.
 TRAINING = """
@@ -116,6 +119,21 @@ def program(
     return PROGRAM.format(
         failure=failure or (-1, -1, ""), steps=steps, pause=pause, rollback=rollback, device=device
     )
+
+
+def run_with_failure(
+    folder: Path, victim: int, step: int, moment: str, steps: int, *, rollback: bool, device: str
+) -> None:
+    """Run the program in a job of three processes, of which one kills itself, and check the job."""
+    text = program(steps, (victim, step, moment), rollback=rollback, device=device)
+    path = folder / "parameters"
+    code, out, err = launched(
+        *("-np", 3, "--min-np", 2, sys.executable, "-c", text),
+        PARAMETERS=str(path),
+        FULL_SIZE="3",
+    )
+    assert code == 0, err
+    check_job(out, path, {0, 1, 2} - {victim}, steps, device)
 
 
 def check_job(out: str, parameters: Path, survivors: set[int], steps: int, device: str) -> None:

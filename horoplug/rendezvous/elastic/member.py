@@ -17,9 +17,9 @@ from horoplug.rendezvous.elastic.messages import (
     Leaving,
     Membership,
     Message,
+    Mismatch,
     Pace,
     Ready,
-    Unlike,
     answer_key,
     message_key,
     pack_message,
@@ -60,7 +60,7 @@ class ElasticMember:
         process is not needed any more; RendezvousError if the launcher refuses it, or has ended."""
         self.close()
         self._attempt += 1
-        self._say(Ready(self._process, self._attempt, self._version, commits))
+        _say(self._store, Ready(self._process, self._attempt, self._version, commits))
         key = answer_key(self._process, self._attempt)
         (value,) = self._store.get([key], _FOREVER)
         self._store.delete(key)
@@ -87,11 +87,11 @@ class ElasticMember:
         """Tell the launcher, once, that this process was told to leave. Errors: RendezvousError."""
         if not self._leaving:
             self._leaving = True
-            self._say(Leaving(self._process))
+            _say(self._store, Leaving(self._process))
 
-    def is_unlike(self, reason: str) -> None:
+    def report_mismatch(self, reason: str) -> None:
         """Tell the launcher that this process ends because its state is another one. Errors: RendezvousError."""
-        self._say(Unlike(self._process, reason))
+        _say(self._store, Mismatch(self._process, reason))
 
     def check(self) -> HostUpdate | None:
         """Make a check for updates. Returns the update if all members stop at this check."""
@@ -103,8 +103,9 @@ class ElasticMember:
         if watch is not None:
             watch.close()
 
-    def _say(self, message: Message) -> None:
-        self._store.set(message_key(message), pack_message(message))
+
+def _say(store: StoreClient, message: Message) -> None:
+    store.set(message_key(message), pack_message(message))
 
 
 class _UpdateWatch:
@@ -153,7 +154,7 @@ class _UpdateWatch:
                     return  # the membership is over
                 self._update = update
                 checks = self._point.announce()
-                self._say(Checks(self._process, self._generation, round_number, checks))
+                _say(self._store, Checks(self._process, self._generation, round_number, checks))
                 stop = json.loads(self._get(stop_key(self._generation, round_number)))
                 self._point.decide(stop)
                 if stop is not None:
@@ -171,8 +172,5 @@ class _UpdateWatch:
         while (values := self._store.wait_get_for(pending, self._pace_seconds)) is None:
             elapsed = time.monotonic() - self._began
             pace = Pace(self._process, self._generation, elapsed, self._active_seconds())
-            self._say(pace)
+            _say(self._store, pace)
         return values[0]
-
-    def _say(self, message: Message) -> None:
-        self._store.set(message_key(message), pack_message(message))

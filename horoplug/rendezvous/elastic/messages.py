@@ -16,7 +16,7 @@ When processes should come or go while a membership lasts, its members agree at 
                                         <-       elastic/stop/<generation>/<round>
 
 Nothing else is sent meanwhile, except that a process sets ``elastic/process/<process>/leaving`` if it was told to
-leave, ``…/unlike`` if its state is another one than that of the others, and ``…/pace`` every few seconds. All values
+leave, ``…/mismatch`` if its state is another one than that of the others, and ``…/pace`` every few seconds. All values
 are JSON.
 
 The launcher decides (horoplug/runner/elastic/roster.py)."""
@@ -70,7 +70,7 @@ class Leaving:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unlike:
+class Mismatch:
     """A process has another state than rank 0, and ends. ``reason``: how they differ, in one line."""
 
     process: int
@@ -97,8 +97,8 @@ class Pace:
     active: float
 
 
-Message = Ready | Leaving | Unlike | Checks | Pace
-_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Unlike, Checks, Pace)}
+Message = Ready | Leaving | Mismatch | Checks | Pace
+_KINDS: Final = {kind.__name__: kind for kind in (Ready, Leaving, Mismatch, Checks, Pace)}
 
 
 def pack_message(message: Message) -> bytes:

@@ -196,7 +196,7 @@ class Roster:
         if process.number in self._members:
             self._end_membership(now)
 
-    def unlike(self, number: int, reason: str) -> None:
+    def mismatch(self, number: int, reason: str) -> None:
         """A process ends because its state is another one than that of the others."""
         process = self._live.get(number)
         if process is not None and not process.dismissed:
