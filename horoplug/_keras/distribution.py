@@ -106,19 +106,3 @@ class Distribution:
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer is the result of ``DistributedOptimizer``."""
     return hasattr(type(optimizer), "_horoplug")
-
-
-def change_class(optimizer: Any, mixin: type, distribution: Distribution) -> Any:
-    """Change the class of an object to one that is derived from ``mixin`` and its own class.
-
-    ``__class__``, which Keras reads when it saves the object, remains the original class, so that the saved object can
-    be loaded without horoplug."""
-    kind = type(optimizer)
-    body = {
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-        "__class__": property(lambda self: kind),
-        "_horoplug": distribution,
-    }
-    object.__setattr__(optimizer, "__class__", type(kind.__name__, (mixin, kind), body))
-    return optimizer

@@ -2,45 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 from collections.abc import Callable
 from typing import Any
 
+from horoplug._keras import backends
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
 from horoplug.common.basics import rank
-from horoplug.common.elastic import (
-    ObjectState,
-    check_alike,
-    initialize_again,
-    run_fn,
-    variable_parts,
-)
-from horoplug.common.keras_building import build_as_on_root
+from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
+from horoplug.common.keras_building import build_as_on_root, build_optimizer
+from horoplug.common.keras_updates import KerasProgress
 from horoplug.common.objects import broadcast_object
+from horoplug.common.progress import InPlaceState
 
 
-class KerasState(ObjectState):
+class KerasState(InPlaceState):
     """The state of a training run: ``KerasState(model, optimizer, batch=0, epoch=0)``.
 
     ``optimizer``: by default the model's. ``backend`` is accepted for compatibility with Horovod and has no effect.
     Each other argument becomes an attribute, see :class:`horoplug.common.elastic.ObjectState`. The model should be
-    built: variables that it creates later are not restored after a failure before the next ``commit``."""
+    built: variables that it creates later are not restored after a failure before the next ``commit``.
+
+    ``rollback=False``: variables that the optimizer updates, and its own variables, are not copied. After a failure,
+    processes keep them: an update begins only when all reductions of the step are done, also in a function of
+    TensorFlow. Processes that are behind, and new ones, take over the state of the one that has got furthest; then all
+    compare a checksum of the parameters. Create the state before the first step, change these variables by the
+    optimizer only, and call ``commit()`` directly after each step (``CommitStateCallback(state)``): if an operation
+    fails between the two, that step's batch is repeated. Other variables and objects return to the last commit. Raises
+    ValueError on the JAX backend, for an optimizer that accumulates gradients, and without an optimizer."""
+
+    _progress: KerasProgress | None = None
 
     def __init__(
-        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        optimizer: Any = None,
+        backend: Any = None,
+        *,
+        rollback: bool = True,
+        **kwargs: Any,
     ) -> None:
         self.model = model
         if optimizer is None:
             optimizer = getattr(model, "optimizer", None)
         self.optimizer = optimizer
-        if model.built and not getattr(self.optimizer, "built", True):
-            self.optimizer.build(model.trainable_variables)
+        build_optimizer(model, self.optimizer)
+        if not rollback:
+            self._progress = _backend(optimizer).Progress(optimizer)
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
         self._save_variables()
 
+    def _variables(self) -> list[Any]:
+        return [*self.model.variables, *optimizer_variables(self.optimizer)]
+
+    def _is_kept(self, variable: Any) -> bool:
+        return self._progress is not None and self._progress.owns(variable)
+
     def _save_variables(self) -> None:
         sync_jax(self.model)
-        variables = [*self.model.variables, *optimizer_variables(self.optimizer)]
-        self._saved_variables = [(variable, read(variable)) for variable in variables]
+        self._saved_variables = [(v, read(v)) for v in self._variables() if not self._is_kept(v)]
 
     def save(self) -> None:
         self._save_variables()
@@ -48,16 +69,44 @@ class KerasState(ObjectState):
 
     def restore(self) -> None:
         for variable, value in self._saved_variables:
-            variable.assign(value)
+            if not self._is_kept(variable):
+                variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
         sync_jax(self.model)
         build_as_on_root(self.model, self.optimizer, self._bcast_object)
         check_alike(variable_parts(self.model.variables))
-        broadcast_variables(weights(self.model, self.optimizer), root_rank=0)
+        if self._progress is not None:
+            self._sync_from_furthest(self._progress)
+            return
+        self._receive(0)
+
+    def _receive(self, root_rank: int) -> None:
+        broadcast_variables(weights(self.model, self.optimizer), root_rank)
         self._save_variables()  # restored after a failure before the first commit
-        super().sync()
+        self._sync_from(root_rank)
+
+    def _copy_own(self) -> Callable[[], None]:
+        copies = [(variable, read(variable)) for variable in self._variables()]
+
+        def restore() -> None:
+            for variable, value in copies:
+                variable.assign(value)
+
+        return restore
+
+    def _checksums(self) -> list[bytes]:
+        values = (read(variable) for variable in self.model.trainable_variables)
+        return [hashlib.sha256(value.tobytes()).digest() for value in values]
+
+
+def _backend(optimizer: Any) -> Any:
+    """The module of the backend of an optimizer."""
+    if not hasattr(optimizer, "stateless_apply"):  # Keras 2
+        return backends.load("tensorflow")
+    # Not an import statement, because only callers that need Keras may import it.
+    return backends.load(importlib.import_module("keras").backend.backend())
 
 
 def sync_jax(model: Any) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from horoplug._keras.backends import tensorflow as backend
-from horoplug._keras.distribution import Distribution, change_class
+from horoplug._keras.distribution import Distribution
 from horoplug._keras.options import ReductionOptions
+from horoplug.common.keras_updates import change_class, updating
 from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper as Helper
 
 
@@ -27,7 +28,12 @@ class _DistributedMixin:
         gradients, variables = zip(*grads_and_vars, strict=True)
         reduced = self._aggregation.compute_gradients(gradients, variables)
         pairs = list(zip(reduced, variables, strict=True))
-        return self._aggregation.apply_gradients(lambda: apply(pairs, *args, **kwargs), self, pairs)
+
+        def update() -> Any:
+            with updating(self, reduced, variables):
+                return apply(pairs, *args, **kwargs)
+
+        return self._aggregation.apply_gradients(update, self, pairs)
 
 
 def distribute(
@@ -35,7 +41,7 @@ def distribute(
 ) -> Any:
     """Make an optimizer of Keras 2 a distributed one; see :func:`horoplug._keras.keras3.distribute`."""
     distribution = Distribution(backend, options, passes, 1)
-    made = change_class(optimizer, _DistributedMixin, distribution)
+    made = change_class(optimizer, _DistributedMixin, _horoplug=distribution)
     type(made)._aggregation = Helper(
         passes,
         distribution.reduce,

@@ -13,21 +13,18 @@ train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
 In a job of ``horovodrun --min-np``, processes that fail are replaced: see :mod:`horoplug.common.elastic`.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import (
-    ObjectState,
-    check_alike,
-    initialize_again,
-    run_fn,
-    variable_parts,
-)
-from horoplug.common.keras_building import build_as_on_root
+from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
+from horoplug.common.keras_building import build_as_on_root, build_optimizer
+from horoplug.common.progress import InPlaceState
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
+from horoplug.tensorflow.progress import TensorFlowProgress
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -48,22 +45,48 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, tf.errors.OpError) and "a Horovod operation has failed" in str(error)
 
 
-class TensorFlowState(ObjectState):
+class TensorFlowState(InPlaceState):
     """The state of a training run: variables, and Python objects as attributes (``epoch=0``).
 
     ``variables``: in a graph of TensorFlow 1, by default all variables of the graph, with their values in ``session``
     (by default the current session). The graph must not be finalized. Raises ValueError without variables in eager
-    mode."""
+    mode.
+
+    ``rollback=False``: variables that ``optimizer``, an optimizer of Keras, updates, and its own variables, are not
+    copied. They are part of the state. After a failure, processes keep them: an update begins only when all reductions
+    of the step are done, also in a ``tf.function``. Processes that are behind, and new ones, take over the state of the
+    one that has got furthest; then all compare a checksum of the parameters. Create the state before the first step,
+    change these variables by the optimizer only, and call ``commit()`` directly after each step: if an operation fails
+    between the two, that step's batch is repeated. Other variables and objects return to the last commit. Raises
+    ValueError without such an optimizer, for one that accumulates gradients, and in a graph of TensorFlow 1."""
+
+    _progress: TensorFlowProgress | None = None
 
     def __init__(
-        self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any
+        self,
+        variables: Sequence[Any] | None = None,
+        session: Any = None,
+        *,
+        optimizer: Any = None,
+        rollback: bool = True,
+        **kwargs: Any,
     ) -> None:
         if not variables and not tf.executing_eagerly():
             variables = tf.compat.v1.global_variables()
         if variables is None:
             raise ValueError("TensorFlowState needs variables=, a list of variables.")
         self.variables = list(variables)
-        self.session = None
+        self.session: Any = None
+        if rollback and optimizer is not None:
+            kwargs["optimizer"] = optimizer  # an attribute like any other
+        elif not rollback:
+            if optimizer is None:
+                raise ValueError(
+                    "rollback=False needs optimizer=, the optimizer of Keras that updates the variables; use "
+                    "rollback=True if the program updates them itself."
+                )
+            self.optimizer = optimizer
+            self._progress = TensorFlowProgress(optimizer)
         if not tf.executing_eagerly():
             self.session = session or tf.compat.v1.get_default_session()
             if self.session is None:
@@ -82,60 +105,104 @@ class TensorFlowState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        self._assign(self._saved_values)
+        self._restore_variables()
         super().restore()
 
     def sync(self) -> None:
         check_alike(variable_parts(self._all_variables()))
-        if self.session is None:
-            broadcast_variables(self._all_variables(), root_rank=0)
+        if self._progress is not None:
+            self._sync_from_furthest(self._progress)
         else:
-            self._assign(broadcast_object(self.session.run(self.variables)))
+            self._receive(0)
+
+    def _receive(self, root_rank: int) -> None:
+        if self.session is None:
+            broadcast_variables(self._all_variables(), root_rank)
+        else:
+            self._assign_in_session(broadcast_object(self.session.run(self.variables)))
         self._save_variables()  # restored after a failure before the first commit
-        super().sync()
+        self._sync_from(root_rank)
+
+    def _copy_own(self) -> Callable[[], None]:
+        variables = self._all_variables()
+        values = [_read(variable) for variable in variables]
+
+        def restore() -> None:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+        return restore
+
+    def _checksums(self) -> list[bytes]:
+        parameters = [variable for variable in self._all_variables() if variable.trainable]
+        return [hashlib.sha256(_read(variable).tobytes()).digest() for variable in parameters]
 
     def _all_variables(self) -> list[Any]:
-        return self.variables
+        if self._progress is None:
+            return self.variables
+        known = {id(variable) for variable in self.variables}
+        own = _variables_of(self.optimizer)
+        return [*self.variables, *(variable for variable in own if id(variable) not in known)]
+
+    def _is_kept(self, variable: Any) -> bool:
+        return self._progress is not None and self._progress.owns(variable)
 
     def _save_variables(self) -> None:
         if self.session is None:
-            self._saved = self._all_variables()
-            self._saved_values = [tf.convert_to_tensor(v).numpy() for v in self._saved]
+            self._saved_variables = [
+                (v, _read(v)) for v in self._all_variables() if not self._is_kept(v)
+            ]
         else:
             self._saved_values = self.session.run(self.variables)
 
-    def _assign(self, values: Sequence[Any]) -> None:
-        if self.session is None:
-            for variable, value in zip(self._saved, values, strict=True):
+    def _restore_variables(self) -> None:
+        if self.session is not None:
+            self._assign_in_session(self._saved_values)
+            return
+        for variable, value in self._saved_variables:
+            if not self._is_kept(variable):
                 variable.assign(value)
-        else:
-            feeds = dict(zip(self._new_values, values, strict=True))
-            self.session.run(self._assigned, feeds)
+
+    def _assign_in_session(self, values: Sequence[Any]) -> None:
+        feeds = dict(zip(self._new_values, values, strict=True))
+        self.session.run(self._assigned, feeds)
 
 
 class TensorFlowKerasState(TensorFlowState):
     """The state of a training run with a model of ``tf.keras`` and its optimizer (by default the model's own).
 
     ``backend`` is accepted for compatibility with Horovod and has no effect. Variables that the model or the optimizer
-    creates later are part of the state from the next commit on."""
+    creates later are part of the state from the next commit on. ``rollback``: see :class:`TensorFlowState`."""
 
     def __init__(
-        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        optimizer: Any = None,
+        backend: Any = None,
+        *,
+        rollback: bool = True,
+        **kwargs: Any,
     ) -> None:
         self.model = model
         chosen: Any = getattr(model, "optimizer", None) if optimizer is None else optimizer
         self.optimizer = chosen
-        if model.built and not getattr(chosen, "built", True):
-            chosen.build(model.trainable_variables)
-        super().__init__(self._all_variables(), **kwargs)
+        build_optimizer(model, chosen)
+        given = {} if rollback else {"optimizer": chosen}
+        super().__init__(self._all_variables(), rollback=rollback, **given, **kwargs)
 
     def sync(self) -> None:
         build_as_on_root(self.model, self.optimizer, self._bcast_object)
         super().sync()
 
     def _all_variables(self) -> list[Any]:
-        of_optimizer = getattr(self.optimizer, "variables", ())
-        if callable(of_optimizer):  # a method in Keras 2
-            of_optimizer = of_optimizer()
         of_model = self.model.variables if self.model.built else ()
-        return [*of_model, *of_optimizer]
+        return [*of_model, *_variables_of(self.optimizer)]
+
+
+def _variables_of(optimizer: Any) -> list[Any]:
+    found = getattr(optimizer, "variables", ())
+    return list(found() if callable(found) else found)  # a method in Keras 2
+
+
+def _read(variable: Any) -> Any:
+    return tf.convert_to_tensor(variable).numpy()

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import tensorflow as tf
 
 from horoplug.common.opspec import Call
 from horoplug.tensorflow import xla
 from horoplug.tensorflow.library import OPS, runs_concurrently
+
+UPDATES: Final = "horoplug_updates"
+"""A graph's collection of operations for which those of horoplug wait that are added later."""
 
 
 def run(
@@ -53,9 +56,16 @@ def run(
 
 def emit(function: str, **arguments: Any) -> Any:
     """Call ``horovod_<function>``, or emit a custom call in a function that XLA compiles."""
-    if not tf.executing_eagerly() and xla.is_compiling():
+    operation = getattr(OPS, f"horovod_{function}")
+    if tf.executing_eagerly():
+        return operation(**arguments)
+    if xla.is_compiling():
         return xla.emit(function, arguments)
-    return getattr(OPS, f"horovod_{function}")(**arguments)
+    graph = tf.compat.v1.get_default_graph()
+    # The graphs of branches and functions inherit collections.
+    updates = [op for op in graph.get_collection(UPDATES) if op.graph is graph]
+    with tf.control_dependencies(updates):
+        return operation(**arguments)
 
 
 def _node_name(name: str) -> str:

@@ -24,6 +24,9 @@ from tests.harness.support import environment
 MOMENTS = ("backward", "update", "save", "commit")
 """Moments of a step: before its gradients are reduced, while the optimizer updates the parameters, before the state is
 saved, and in the commit after that."""
+REDUCTION = "reduction"
+"""The moment at which some gradients of a step are being reduced and others are not computed yet. Not all programs have
+it."""
 WAITS = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3", "HOROVOD_START_TIMEOUT": "60"}
 
 
@@ -201,7 +204,9 @@ class Faults:
             return
         if (self._hvd.rank() if rank is None else rank) != fault["ranks"][0]:
             return
-        if moment in MOMENTS and (self._hvd.size() < self.size or self._at_begin < number):
+        if moment in (*MOMENTS, REDUCTION) and (
+            self._hvd.size() < self.size or self._at_begin < number
+        ):
             return  # the fault before is not over yet
         others = [
             tuple(map(int, (self._folder / f"rank-{rank}").read_text().split()))

@@ -8,6 +8,7 @@ import pytest
 
 from horoplug.common.errors import HorovodInternalError
 from horoplug.common.objects import allgather_object
+from tests.harness.checks import keras_in_place
 from tests.harness.checks.errors import errors_of_survivors
 from tests.harness.checks.keras import (
     BATCH,
@@ -228,6 +229,11 @@ def check_elastic(key):
 
 def test_elastic_training_restores_the_last_commit(keras_ranks):
     keras_ranks.run(check_elastic, seed())
+
+
+@pytest.mark.parametrize("check", keras_in_place.CHECKS)
+def test_state_that_returns_to_no_commit(keras_ranks, check):
+    keras_ranks.run(check)
 
 
 def check_different_models():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from horoplug.common.objects import allgather_object, broadcast_object
+from tests.harness.checks import tensorflow_in_place
 from tests.harness.keras_jobs import QUIET
 from tests.harness.support import Pool, seed
 
@@ -158,3 +159,10 @@ def check_callbacks():
 
 def test_callbacks_of_both_keras_versions(ranks):
     ranks.run(check_callbacks)
+
+
+@pytest.mark.parametrize(
+    ("check", "arguments"), [(check, arguments) for check, *arguments in tensorflow_in_place.CHECKS]
+)
+def test_state_that_returns_to_no_commit(ranks, check, arguments):
+    ranks.run(check, *arguments)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import horoplug.torch as hvd
+from horoplug.base.log import logger
 from horoplug.common.errors import HorovodInternalError
 from horoplug.torch.elastic import state as torch_state
 from horoplug.torch.elastic.progress import checksum
@@ -114,7 +115,7 @@ def test_step_that_only_some_ranks_have_made_and_none_has_committed_is_dropped(r
 def test_step_that_all_ranks_have_made_and_none_has_committed_is_kept_with_a_warning(ranks):
     def check():
         said = []
-        torch_state.logger.warning = lambda text, *args: said.append(text % args)
+        logger.warning = lambda text, *args: said.append(text % args)
         try:
             state = make()
             state.sync()
@@ -123,7 +124,7 @@ def test_step_that_all_ranks_have_made_and_none_has_committed_is_kept_with_a_war
             state.restore()
             state.sync()
         finally:
-            del torch_state.logger.warning
+            del logger.warning
         assert same(contents(state), expected(2))
         assert state.step == 1
         assert [line for line in said if re.search("a step .* is repeated; call commit", line)]
@@ -134,7 +135,7 @@ def test_step_that_all_ranks_have_made_and_none_has_committed_is_kept_with_a_war
 def test_ranks_whose_parameters_differ_all_take_over_those_of_rank_0_with_a_warning(ranks):
     def check():
         said = []
-        torch_state.logger.warning = lambda text, *args: said.append(text % args)
+        logger.warning = lambda text, *args: said.append(text % args)
         try:
             state = make()
             state.sync()
@@ -144,7 +145,7 @@ def test_ranks_whose_parameters_differ_all_take_over_those_of_rank_0_with_a_warn
                     state.model.weight[0, 1] += 2**-20
             state.sync()
         finally:
-            del torch_state.logger.warning
+            del logger.warning
         assert same(contents(state), expected(1))
         assert said == [
             "elastic: the parameters of the ranks differ; all take over those of rank 0"

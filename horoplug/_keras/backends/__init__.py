@@ -1,7 +1,7 @@
 """One module for each Keras backend. Each has ``Compression``; ``native`` (the framework's object for a variable);
 ``BackendReduction`` (a :class:`horoplug._keras.options.KerasReduction`); ``if_step``; ``all_true``; ``allreduce``,
-``allgather``, ``broadcast`` and ``reducescatter`` on the framework's tensors; and ``failure``. A module may have
-``can_compile``."""
+``allgather``, ``broadcast`` and ``reducescatter`` on the framework's tensors; ``failure``; and ``Progress``. A module
+may have ``can_compile``."""
 
 import importlib
 import sys

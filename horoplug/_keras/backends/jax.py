@@ -70,3 +70,13 @@ def all_true(value: Any, **options: Any) -> Any:
 def failure(error: BaseException) -> bool:
     """Whether an exception is a failure of the job, not of the program."""
     return isinstance(error, HorovodInternalError) or is_failure(error)
+
+
+class Progress:
+    """Raises ValueError: a step that fails leaves no parameters, because ``fit`` donates them to the compiled step."""
+
+    def __init__(self, optimizer: Any) -> None:
+        raise ValueError(
+            "rollback=False is not possible with Keras' JAX backend: fit donates the parameters to the compiled step, "
+            "so that a step that fails leaves none; use rollback=True."
+        )

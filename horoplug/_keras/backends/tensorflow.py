@@ -14,6 +14,7 @@ from horoplug.tensorflow.mpi_ops import allgather as allgather
 from horoplug.tensorflow.mpi_ops import allreduce as allreduce
 from horoplug.tensorflow.mpi_ops import broadcast as broadcast
 from horoplug.tensorflow.mpi_ops import reducescatter as reducescatter
+from horoplug.tensorflow.progress import TensorFlowProgress as Progress  # noqa: F401
 from horoplug.tensorflow.reduction import Reduction
 
 

@@ -1,14 +1,17 @@
 """The PyTorch backend: the gradients that ``backward`` has stored in ``.grad`` are reduced in place."""
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from horoplug._keras.options import ReductionOptions, group_indices
 from horoplug.base.errors import HorovodInternalError
+from horoplug.common.keras_updates import KerasProgress
 from horoplug.common.reduce_ops import Min
 from horoplug.torch.compression import Compression as Compression
+from horoplug.torch.elastic.progress import check_reductions
 from horoplug.torch.grouping import Group
 from horoplug.torch.mpi_ops import allgather as allgather
 from horoplug.torch.mpi_ops import allreduce as allreduce
@@ -109,3 +112,13 @@ def all_true(value: Any, **options: Any) -> Any:
 def failure(error: BaseException) -> bool:
     """Whether an exception is a failure of the job, not of the program."""
     return isinstance(error, HorovodInternalError)
+
+
+class Progress(KerasProgress):
+    """Counts the updates of an optimizer."""
+
+    @contextlib.contextmanager
+    def _counted(self, gradients: Sequence[Any]) -> Iterator[None]:
+        check_reductions(gradients)
+        with super()._counted(gradients):
+            yield

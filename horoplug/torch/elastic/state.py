@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from horoplug.base.log import logger
-from horoplug.common.elastic import ObjectState, check_alike
-from horoplug.torch.elastic.progress import Progress, check_reductions, checksum
+from horoplug.common.elastic import check_alike
+from horoplug.common.progress import InPlaceState
+from horoplug.torch.elastic.progress import TorchProgress, check_reductions, checksum
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.snapshot import Snapshot
 from horoplug.torch.functions import (
@@ -130,12 +130,12 @@ def _handler(value: Any) -> StateHandler | None:
     return next((make(value) for kind, make in _handler_registry if isinstance(value, kind)), None)
 
 
-class TorchState(ObjectState):
+class TorchState(InPlaceState):
     """The state of a training run: ``TorchState(model, optimizer, sampler=sampler, epoch=0)``.
 
     Each argument becomes an attribute. For objects with a handler (models, optimizers, learning-rate schedules,
     samplers) their state is saved, also when the attribute is assigned; other objects are saved as in
-    :class:`ObjectState`.
+    :class:`horoplug.common.elastic.ObjectState`.
 
     ``rollback=False``: models and optimizers are not copied. After a failure, processes keep their parameters, which
     are those of a whole step, because a :class:`DistributedOptimizer` changes them only after all reductions of the
@@ -145,6 +145,7 @@ class TorchState(ObjectState):
     Other objects return to the last commit. Raises ValueError if a handler does not support this."""
 
     _handlers: Mapping[str, StateHandler] = {}  # the value while __init__ runs
+    _progress: TorchProgress | None = None
 
     def __init__(
         self, model: Any = None, optimizer: Any = None, *, rollback: bool = True, **kwargs: Any
@@ -161,9 +162,9 @@ class TorchState(ObjectState):
         self._handlers = handlers
         self._progress = None if rollback else self._follow()
 
-    def _follow(self) -> Progress:
+    def _follow(self) -> TorchProgress:
         """Keep no copies of models and optimizers, and count the steps."""
-        progress = Progress()
+        progress = TorchProgress()
         for name, handler in self._handlers.items():
             if not isinstance(handler, _DictHandler):
                 raise ValueError(
@@ -182,8 +183,6 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.save()
         super().save()
-        if self._progress is not None:
-            self._progress.commit()
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         for handler in self._handlers.values():
@@ -219,48 +218,30 @@ class TorchState(ObjectState):
             handler.save()  # restored after a failure before the first commit
         super().sync()
 
-    def _sync_from_furthest(self, progress: Progress) -> None:
-        """Give all ranks the state of the one that has got furthest, if they have not the same already. Collective."""
-        source, commits = progress.compare()
-        if source.is_ahead:
-            logger.warning(
-                "elastic: a step that was made and not committed is repeated; call commit() directly after the "
-                "optimizer's step()"
-            )
-        if source.is_needed:
-            self._take_over(progress, source.rank, commits)
-        if not self._is_alike():
-            logger.warning(
-                "elastic: the parameters of the ranks differ; all take over those of rank 0"
-            )
-            self._take_over(progress, 0, commits)
-            if not self._is_alike():
-                raise RuntimeError("elastic: the parameters of the ranks differ after a broadcast")
+    def _dict_handlers(self) -> list[_DictHandler]:
+        return [h for h in self._handlers.values() if isinstance(h, _DictHandler)]
 
-    def _take_over(self, progress: Progress, source: int, commits: int) -> None:
-        """Take over the state of a rank. If that fails, a rank that had a state of its own has it again. Collective."""
-        handlers = [h for h in self._handlers.values() if isinstance(h, _DictHandler)]
-        before = []
-        if rank() != source and progress.commits >= 0:
-            for handler in handlers:
-                before.append(Snapshot())
-                before[-1].save(handler.value.state_dict())
-        try:
-            for handler in handlers:
-                handler.sync(source)
-                handler.save()
-            self._sync_from(source)
-        except BaseException:
-            for handler, copy in zip(handlers, before, strict=False):
+    def _copy_own(self) -> Callable[[], None]:
+        handlers = self._dict_handlers()
+        copies = [Snapshot() for _ in handlers]
+        for handler, copy in zip(handlers, copies, strict=True):
+            copy.save(handler.value.state_dict())
+
+        def restore() -> None:
+            for handler, copy in zip(handlers, copies, strict=True):
                 handler.value.load_state_dict(copy.value())
-            raise
-        progress.adopt(max(commits, 0))
 
-    def _is_alike(self) -> bool:
-        """Whether the models of all ranks have the same parameters, bit for bit. Collective."""
+        return restore
+
+    def _receive(self, root_rank: int) -> None:
+        for handler in self._dict_handlers():
+            handler.sync(root_rank)
+            handler.save()
+        self._sync_from(root_rank)
+
+    def _checksums(self) -> list[list[int]]:
         models = [h.value for h in self._handlers.values() if isinstance(h, ModelStateHandler)]
-        own = [checksum(model.parameters()) for model in models]
-        return all(other == own for other in allgather_object(own))
+        return [checksum(model.parameters()) for model in models]
 
     def reset(self) -> None:
         for handler in self._handlers.values():
