@@ -40,7 +40,6 @@ ALLOWED: dict[str, set[str]] = {
     "controller/plans": {"include", "base", "controller/state", "collectives/tuning.h"},
     "controller/messages": {"include", "base", "controller/state", "controller/plans"},
     "controller/stalls": {"include", "base", "controller/state", "controller/messages"},
-    "controller/membership": {"base"},
     "controller": {"include", "base", "collectives/tuning.h"},
     "engine/operations": BELOW_ENGINE,
     "engine/loop": BELOW_ENGINE,

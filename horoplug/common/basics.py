@@ -8,9 +8,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horoplug._native import gpu_capabilities
+from horoplug.base.errors import HorovodInternalError
+from horoplug.base.log import logger
 from horoplug.common import gpu
 from horoplug.common.context import context
-from horoplug.common.process_sets import ProcessSet, add_process_set, global_process_set
+from horoplug.common.process_sets import (
+    ProcessSet,
+    global_process_set,
+    register,
+    restore_added_sets,
+)
 from horoplug.mpi import thread as mpi_thread
 from horoplug.rendezvous.bootstrap.over_mpi import ranks_of_communicator
 
@@ -31,18 +38,36 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     Raises ValueError for an invalid argument or environment variable and if the ranks give different process sets,
     HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time."""
+    _init(comm, process_sets, is_reset=False)
+
+
+def initialize_again() -> None:
+    """Leave the job, if it still exists, and form it again, with the process sets of the last ``init`` and those that
+    the program has added since. Collective."""
+    context.shutdown()
+    _init(None, context.initial_sets, is_reset=True)
+
+
+def _init(comm: Any, process_sets: Any, *, is_reset: bool) -> None:
     ranks = _ranks_of(comm)
     sets = _sets_of(process_sets)
-    if not context.init(ranks, [each.ranks or [] for each in sets]):
-        return
-    context.initial_sets = process_sets
-    if context.is_elastic:
-        sets = _possible(sets)
-    try:
-        _register(sets)
-    except BaseException:
-        context.shutdown()
-        raise
+    while context.init(ranks, [each.ranks or [] for each in sets]):
+        context.initial_sets = process_sets
+        try:
+            _register(_possible(sets) if context.is_elastic else sets)
+            if context.is_elastic or is_reset:  # in an elastic job, other ranks may be in a reset
+                restore_added_sets()
+        except HorovodInternalError as error:
+            context.shutdown()
+            if not context.is_elastic:
+                raise
+            logger.warning("elastic: the processes connect again: %s", error)
+        except BaseException:
+            context.shutdown()
+            raise
+        else:
+            context.added_sets.is_newcomer = False
+            return
 
 
 def _ranks_of(comm: Any) -> tuple[int, ...] | None:
@@ -93,13 +118,14 @@ def _register(sets: Sequence[ProcessSet]) -> None:
     for number, each in enumerate(sets):
         if each.ranks is not None and each.ranks in lists[:number]:
             raise ValueError(f"init(process_sets=...): entry number {number} is a duplicate.")
-        add_process_set(each)
+        register(each)
 
 
 def shutdown() -> None:
     """Leave the job. Operations in flight fail on every rank. Does nothing without a job. Called automatically when the
     process exits."""
     context.shutdown()
+    context.added_sets.clear()
 
 
 def is_initialized() -> bool:

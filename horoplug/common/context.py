@@ -13,14 +13,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from horoplug._native import Engine, EngineConfig, Error, Status
+from horoplug._native import Engine, Error, Status
 from horoplug.base import descriptors, log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError, RendezvousError
-from horoplug.base.processors import engine_processors, starting_threads_on
-from horoplug.common import gpu
+from horoplug.common.added_sets import AddedSets, RegisteredProcessSet
+from horoplug.common.engine_start import start_engine
 from horoplug.common.in_flight import InFlight, Waitable
 from horoplug.common.status import exception
 from horoplug.rendezvous.bootstrap.bootstrap import BootstrapResult, bootstrap
@@ -34,14 +34,6 @@ from horoplug.rendezvous.store.report import Report
 from horoplug.rendezvous.store.server import StoreServer
 
 
-class RegisteredProcessSet(Protocol):
-    """A process set of the current job; see :mod:`horoplug.common.process_sets`."""
-
-    @property
-    def ranks(self) -> list[int] | None: ...
-    def _invalidate(self) -> None: ...
-
-
 class Context:
     """The state between ``init`` and ``shutdown``, which can be repeated any number of times."""
 
@@ -51,7 +43,9 @@ class Context:
         self.blocking: dict[int, tuple[Any, ...]] = {}
         """Tensors of blocking operations that are in the core now, which have no handle; see :meth:`hold`."""
         self.process_sets: dict[int, RegisteredProcessSet] = {}
-        """The sets that the program has added, by id, without the global set."""
+        """The sets that are registered, by id, without the global set."""
+        self.added_sets = AddedSets()
+        """The sets that ``add_process_set`` has added."""
         self.per_job: dict[Any, Any] = {}
         """State that other modules keep until the next init, by a key of their choice."""
         self.is_elastic = False
@@ -162,7 +156,7 @@ class Context:
                 connections = self._connect(config, ranks, server)
             streams = [(fd, os.fstat(fd)) for fd in connections.streams]
             try:
-                engine = _start_engine(config, connections, process_sets)
+                engine = start_engine(config, connections, process_sets)
                 if connections.service is not None:
                     connections.service.start(engine)
             except Error as error:
@@ -425,6 +419,7 @@ class Context:
         for process_set in self.process_sets.values():
             process_set._invalidate()
         self.process_sets.clear()
+        self.added_sets.invalidate()
 
     def _hook_process(self) -> None:
         if not self._hooked:
@@ -466,49 +461,6 @@ def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
             f"init(comm={list(ranks)}) was called by rank {config.rank}, which is not in the list; call init() with "
             "a list that contains it."
         )
-
-
-def _start_engine(
-    config: Config, connections: PeerConnections, process_sets: Sequence[Sequence[int]]
-) -> Engine:
-    cpus, local_rank = config.thread_affinity, connections.local_rank
-    processors = engine_processors(connections.processors, connections.local_size)
-    tuning = zip(
-        (
-            "autotune",
-            "autotune_fixed",
-            "autotune_warmup",
-            "autotune_steps",
-            "autotune_samples",
-            "autotune_log",
-        ),
-        config.core_autotune,
-        strict=True,
-    )
-    settings = EngineConfig(
-        **connections.release(),
-        **dict[str, Any](tuning),
-        local_rank=local_rank,
-        gpu_files=gpu.files(),
-        fusion_threshold=config.fusion_threshold,
-        cache_capacity=config.cache_capacity,
-        separate_groups=config.disable_group_fusion,
-        process_sets=", ".join(map(str, process_sets)),
-        plan_after=config.plan_after_steps,
-        bucket_bytes=config.plan_bucket_size,
-        algorithm=config.algorithm,
-        gpu_algorithm=config.gpu_algorithm,
-        progress_cpu=cpus[local_rank] if local_rank < len(cpus) else -1,
-        stall_check_time=config.stall_check_time_seconds,
-        stall_shutdown_time=config.stall_shutdown_time_seconds,
-        data_timeout=config.gloo_timeout_seconds,
-        operation_timeout=config.operation_timeout_seconds,
-        deadlock_time=config.deadlock_time_seconds,
-        log_level=config.core_log_level,
-        log=log.from_core,
-    )
-    with starting_threads_on(processors):
-        return Engine(settings)
 
 
 context = Context()

@@ -21,7 +21,8 @@ from horoplug.base import config
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.base.log import logger
-from horoplug.common.basics import init, shutdown
+from horoplug.common.basics import initialize_again as initialize_again
+from horoplug.common.basics import shutdown
 from horoplug.common.context import context
 from horoplug.common.notice import Notice
 from horoplug.common.objects import allgather_object, broadcast_object
@@ -340,12 +341,6 @@ def _difference(parts: Mapping[str, str], reference: Mapping[str, str]) -> str:
             return f"the state's {name} is {parts[name]}, and that of rank 0 is {expected}"
     further = next((name for name in parts if name not in reference), "")
     return f"the state has {further}, and that of rank 0 has not" if further else ""
-
-
-def initialize_again() -> None:
-    """Leave the job, if it still exists, and form it again, with the process sets of the last ``init``. Collective."""
-    shutdown()
-    init(process_sets=context.initial_sets)
 
 
 @contextlib.contextmanager

@@ -102,16 +102,35 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet
     ranks that are not in the set. With a communicator of mpi4py, or a ProcessSet made from one, every rank passes its
     own communicator, and the sets of all these communicators are registered.
 
+    ``hvd.elastic.run`` registers the sets again when it forms the job again. The first call for such a set then only
+    returns it, and need not be made by all ranks. A set that is left out meanwhile, because not all of its ranks exist,
+    has the id None.
+
     Raises NotInitializedError before ``init``, ValueError if a set of these ranks exists already (such as the global
     set) or a rank does not exist, and HorovodInternalError if the ranks pass different sets."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    if process_set.mpi_comm is None:
-        return _add(process_set)
-    own = process_set._ranks = _ranks_in_job(process_set.mpi_comm)
-    for ranks in sorted({tuple(ranks) for ranks in _rank_lists(own)} - {()}):
-        _add(process_set if list(ranks) == own else ProcessSet(ranks))
+    context.engine()  # before init, there is no set to claim
+    for each in _sets_of_all_ranks(process_set):
+        if not context.added_sets.claim(each):
+            _add(each)
+            context.added_sets.add(each)
     return process_set
+
+
+def register(process_set: ProcessSet) -> None:
+    """Register a process set for the current job only; otherwise as :func:`add_process_set`."""
+    for each in _sets_of_all_ranks(process_set):
+        _add(each)
+
+
+def _sets_of_all_ranks(process_set: ProcessSet) -> list[ProcessSet]:
+    """The sets to register when each rank passes such a set: this one, or those of the communicators of all ranks."""
+    if process_set.mpi_comm is None:
+        return [process_set]
+    own = process_set._ranks = _ranks_in_job(process_set.mpi_comm)
+    lists = sorted({tuple(ranks) for ranks in _rank_lists(own)} - {()})
+    return [process_set if list(ranks) == own else ProcessSet(ranks) for ranks in lists]
 
 
 def _ranks_in_job(communicator: Any) -> list[int]:
@@ -130,36 +149,63 @@ def _ranks_in_job(communicator: Any) -> list[int]:
 
 def _rank_lists(own: list[int]) -> list[list[int]]:
     """Allgather of one list of ranks from every rank."""
-    call = Call("horoplug.process_sets")
-    parts = allgather_bytes(bytearray(json.dumps(own).encode()), call)
+    return [each for each in _from_all_ranks(own) if each]
+
+
+def _from_all_ranks(own: Any) -> list[Any]:
+    """Allgather of something that JSON can express, without the ranks that have called ``join``."""
+    parts = allgather_bytes(bytearray(json.dumps(own).encode()), Call("horoplug.process_sets"))
     return [json.loads(bytes(part)) for part in parts if part]
 
 
-def _add(process_set: ProcessSet) -> ProcessSet:
+def _add(process_set: ProcessSet) -> None:
     engine = context.engine()
     ranks = process_set.ranks
     assert ranks is not None
-    for number, known in {0: global_process_set, **context.process_sets}.items():
-        if known.ranks == ranks:
-            raise ValueError(f"process set {number} already has the ranks {ranks}.")
+    number = _number_of(ranks)
+    if number is not None:
+        raise ValueError(f"process set {number} already has the ranks {ranks}.")
     try:
         process_set.process_set_id = await_value(engine, engine.add_process_set(ranks))
     except Error as error:
         raise exception(error) from None
     context.process_sets[process_set.process_set_id] = process_set
-    return process_set
+
+
+def _number_of(ranks: list[int]) -> int | None:
+    """The id of the registered set of these ranks."""
+    sets = {0: global_process_set, **context.process_sets}
+    return next((number for number, known in sets.items() if known.ranks == ranks), None)
+
+
+def restore_added_sets() -> None:
+    """Register again what the program had added before the job was formed again, also on the ranks of new processes.
+    Sets of all ranks stand for the global set, and sets with ranks that do not exist now are left out. Collective.
+
+    Raises HorovodInternalError if a rank fails meanwhile."""
+    added = context.added_sets
+    lists = _from_all_ranks(None if added.is_newcomer else list(added))
+    added.agree([None if each is None else [tuple(ranks) for ranks in each] for each in lists])
+    for ranks in added:
+        process_set = cast(ProcessSet | None, added.first_object(ranks)) or ProcessSet(ranks)
+        number = _number_of(list(ranks))
+        if number is not None:
+            process_set.process_set_id = number
+        elif ranks[-1] < context.connections().size:
+            _add(process_set)
+        added.restore(ranks, process_set)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; its operations that are not complete fail. Collective: every rank of the job calls this, in
     the same order.
 
-    Returns False, and does nothing, for the global set and for a set that is not registered. Raises
+    Returns False, and does nothing, for the global set and for a set that was not added. Raises
     NotInitializedError before ``init``, and HorovodInternalError if the ranks remove different sets."""
     engine = context.engine()
     number = process_set.process_set_id
-    if number is None or number == 0:
-        return False
+    if not number:  # of an added set after a reset: left out, or the global set stands for it
+        return context.added_sets.drop(process_set)
     try:
         await_value(engine, engine.remove_process_set(number))
     except Error as error:
@@ -167,6 +213,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     context.forget_process_set(number)
     # The caller's object may differ from the registered one.
     for known in (context.process_sets.pop(number, process_set), process_set):
+        context.added_sets.remove(known.ranks or ())
         known._invalidate()
     return True
 

@@ -53,12 +53,13 @@ class AgentConnection:
         self.host = host
         self.ranks = set(host.ranks)
         """The ranks that the agent starts. An elastic job adds further ones."""
+        self.step = step
+        """The step of Slurm that starts the agent; in an elastic job, it starts no other one."""
         self.parent = parent
         self.greeted = False
         self.done = False  # whether it has reported that all its processes have ended
         self.heard = math.inf  # the time of the agent's last sign of life
         self._ssh = ssh
-        self._step = step
         self._connect_seconds = connect_seconds
         self._number = agent.FIRST_TUNNEL - number
         self._inbox = bytearray()
@@ -76,8 +77,8 @@ class AgentConnection:
             command = [sys.executable, "-I", "-S", "-X", "utf8", str(path.resolve())]
             return ProcessLink(command, b"", _lock, own_stderr=True)
         source = path.read_bytes() + END_OF_SOURCE
-        if self._step is not None:
-            return self._step.link(self.host.name, source, _lock)
+        if self.step is not None:
+            return self.step.link(self.host.name, source, _lock)
         if self.parent is None:
             command = self._ssh.command(self.host.name, self._connect_seconds)
             return ProcessLink(command, source, _lock, own_stderr=False)
@@ -204,7 +205,7 @@ class AgentConnection:
             return f"the agent on this host {describe(128 - code if is_signal else code)}"
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
-        how = f"{'ssh' if self._step is None else 'srun'} {describe(code)}"
+        how = f"{'ssh' if self.step is None else 'srun'} {describe(code)}"
         if self.greeted and is_signal:
             return f"the connection was lost: the agent {describe(128 - code)}"
         if self.greeted:

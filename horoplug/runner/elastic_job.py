@@ -146,11 +146,9 @@ class ElasticJob(Job):
         self._ssh = ssh
         self._placements = {host.name: host for host in hosts}
         self._agents.may_grow = not is_local
-        self._connections: dict[
-            str, AgentConnection
-        ] = {}  # by host, those that may start processes
-        self._steps: dict[AgentConnection, SlurmStep] = {}  # that run the agents
-        self._running: dict[int, AgentConnection] = {}  # by process
+        # By host, the agents that may start processes, and by process, the agents that run them.
+        self._connections: dict[str, AgentConnection] = {}
+        self._running: dict[int, AgentConnection] = {}
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -315,8 +313,6 @@ class ElasticJob(Job):
             host = Placement(host.name, host.is_local, (), host.addresses)
             step = None if host.is_local else self._startup.step()
             connection = AgentConnection(host, self._ssh, _CONNECT_SECONDS, step=step)
-            if step is not None:
-                self._steps[connection] = step
             self._connections[start.host] = connection
             self._agents.all.append(connection)
         self._running[start.process] = connection
@@ -332,8 +328,8 @@ class ElasticJob(Job):
         lost = False
         for connection in self._agents.due():
             try:
-                if connection in self._steps:
-                    self._steps[connection].start()
+                if connection.step is not None:
+                    connection.step.start()
                 connection.start()
                 self._agents.open.add(connection)
             except OSError as error:
@@ -365,15 +361,14 @@ class ElasticJob(Job):
         self._roster.ended(process, -signal.SIGKILL, "was not started", time.monotonic())
         if connection not in self._running.values():
             del self._connections[connection.host.name]
-            self._agents.drop(connection)
-            self._agents.all.remove(connection)
-            self._end_step(connection)
+            self._give_up(connection)
 
-    def _end_step(self, connection: AgentConnection) -> None:
-        """End the step of an agent that is lost, in a thread: srun may wait for a node that does not answer."""
-        step = self._steps.pop(connection, None)
-        if step is not None:
-            threading.Thread(target=step.end, args=(0.0,), daemon=True).start()
+    def _give_up(self, connection: AgentConnection) -> None:
+        """Stop waiting for an agent, and end its step in a thread: srun may wait for a node that does not answer."""
+        self._agents.drop(connection)
+        self._agents.all.remove(connection)
+        if connection.step is not None:
+            threading.Thread(target=connection.step.end, args=(0.0,), daemon=True).start()
 
     # ---- frames of agents --------------------------------------------------------------------------------------------
 
@@ -407,9 +402,7 @@ class ElasticJob(Job):
         if self._outcome.is_ending:
             super()._lost(connection, why)
             return
-        self._agents.drop(connection)
-        self._agents.all.remove(connection)
-        self._end_step(connection)
+        self._give_up(connection)
         if self._roster.is_over or self._connections.get(connection.host.name) is not connection:
             return  # nothing depends on this agent any more
         del self._connections[connection.host.name]
@@ -429,8 +422,9 @@ class ElasticJob(Job):
         if self._search is not None:
             self._search.close()
         super()._end()
-        for step in self._steps.values():
-            step.end(_STEP_SECONDS)
+        for connection in self._agents.all:
+            if connection.step is not None:
+                connection.step.end(_STEP_SECONDS)
         self._inbox.close()
         if self._outcome.code == ENDED_ON_NOTICE and self._requeues:
             self._console.notice(requeue(os.environ))

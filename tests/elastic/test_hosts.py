@@ -166,9 +166,12 @@ class ElasticJob:
         assert len({match[2] for match in done}) == 1, self.text
 
 
+EXCLUDED = "; it gets no new processes for now"
+
+
 def about(job, host):
-    """The launcher's lines that name a host as the cause of something."""
-    return [line for line in job.said() if line.startswith(f"host {host}: ")]
+    """The launcher's lines that begin with a host."""
+    return [line for line in job.said() if re.match(f"host {host}\\b", line)]
 
 
 def pids_on(cluster, host):
@@ -193,7 +196,7 @@ def test_lost_host_is_given_up_and_used_again_when_it_is_back(cluster, tmp_path)
             step, _ = job.wait_for_members(["0 on h0", "1 on h1"])
             assert time.monotonic() - began < 2 * TIMEOUT + 5
             assert step >= 20  # not from the beginning
-            job.wait_for("^horovodrun: host h2: no sign of life for 4 s$")
+            job.wait_for(f"^horovodrun: host h2: no sign of life for 4 s{EXCLUDED}$")
         finally:
             cluster.link(2, "up")
         again, members = job.wait_for_members(["0 on h0", "1 on h1", "[3-9] on h2"])
@@ -210,7 +213,7 @@ def test_state_survives_the_host_of_rank_0(cluster, tmp_path):
         try:
             step, _ = job.wait_for_members(["1 on h2", "2 on h3"])
             assert step >= 20
-            job.wait_for("^horovodrun: host h1: no sign of life for 4 s$")
+            job.wait_for(f"^horovodrun: host h1: no sign of life for 4 s{EXCLUDED}$")
             job.finish(["1 on h2", "2 on h3"])
         finally:
             cluster.link(1, "up")
@@ -238,7 +241,7 @@ def test_host_whose_agent_ends_is_lost(cluster, tmp_path, number, why):
         assert step >= 20
         _, members = job.wait_for_members(["0 on h0", "1 on h0", "[3-9] on h1"])
         job.finish([match[1] for match in members])
-        assert about(job, "h1") == [f"host h1: {why}"]
+        assert about(job, "h1") == [f"host h1: {why}{EXCLUDED}"]
 
 
 def test_job_starts_without_hosts_that_cannot_be_reached(cluster, tmp_path):
@@ -254,8 +257,9 @@ def test_job_starts_without_hosts_that_cannot_be_reached(cluster, tmp_path):
         job.wait_for_members(["0 on h0", "1 on h1"])
         job.wait_for_steps()
         job.finish(["0 on h0", "1 on h1"])
-        assert about(job, "h2") == ["host h2: no sign of life for 4 s"]
-        assert about(job, "h3") == ["host h3: ssh: connect to host h3 port 23: Connection refused"]
+        assert about(job, "h2") == [f"host h2: no sign of life for 4 s{EXCLUDED}"]
+        refused = "ssh: connect to host h3 port 23: Connection refused"
+        assert about(job, "h3") == [f"host h3: {refused}{EXCLUDED}"]
         (line,) = about(job, "nowhere")
         assert "Could not resolve hostname nowhere" in line
 
@@ -279,7 +283,7 @@ def test_ssh_that_cannot_be_run_is_one_line(cluster, tmp_path):
         job.wait_for_members(["0 on h0"])
         job.finish(["0 on h0"])
         assert about(job, "h1") == [
-            f"host h1: {tmp_path}/nonesuch cannot be run: No such file or directory"
+            f"host h1: {tmp_path}/nonesuch cannot be run: No such file or directory{EXCLUDED}"
         ]
 
 

@@ -1,5 +1,6 @@
 """Elastic jobs on this host: what the launcher does when processes fail, and what it says."""
 
+import contextlib
 import os
 import re
 import signal
@@ -407,6 +408,33 @@ def test_job_ends_with_one_line_if_hosts_do_not_come_in_time(tmp_path):
     assert line.startswith(
         "fewer than 2 processes (--min-np) were ready for 1 s (--elastic-timeout)"
     )
+
+
+def test_discovery_script_that_hangs_ends_with_a_launcher_that_is_killed(tmp_path):
+    """With its own processes. The first run has found the host, so that the job has begun."""
+    script, pids = tmp_path / "script.sh", tmp_path / "pids"
+    script.write_text(
+        f"[ -e {tmp_path}/begun ] || {{ : >{tmp_path}/begun; echo localhost:1; exit; }}\n"
+        f"sleep 600 & echo $$ $! >{pids}.new; mv {pids}.new {pids}; wait\n"
+    )
+    process = start(
+        *("--min-np", 1, "--host-discovery-script", f"sh {script}"),
+        *program("def fail(step): state.step -= 1"),
+    )
+    try:
+        until(pids.exists)
+        hanging = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+        process.kill()
+        process.communicate(timeout=30)
+        try:
+            until(lambda: not any(map(psutil.Process.is_running, hanging)))
+        finally:
+            for each in hanging:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_wrong_output_of_the_discovery_script_is_reported_once_and_the_job_goes_on(tmp_path):

@@ -300,6 +300,21 @@ def test_host_comes_back_after_its_cooldown():
     assert job.ready(2) == [Notify(2, HostUpdateResult.added)]
 
 
+def test_host_that_is_lost_again_after_each_cooldown_is_one_line_each_time():
+    job = Job({"a": 1, "b": 1}, maximum=2, minimum=1, cooldown=(20, 40))
+    job.ready(0, 1)
+    for number, seconds in ((1, 20.0), (2, 40.0), (3, 40.0)):
+        assert job.live[number].host == "b"
+        del job.said[:], job.live[number]
+        job.roster.host_lost("b", "it refuses", job.now)
+        job.advance()
+        if number == 1:
+            job.ready(0)
+        job.advance(seconds)
+        assert job.said[0] == "host b: it refuses; it gets no new processes for now"
+        assert job.said[1:] == ["the job goes on with 1 process on 1 host"][: number == 1]
+
+
 def test_removed_host_leaves_at_the_next_commit_without_counting_as_a_failure():
     job = Job({"a": 1, "b": 2})
     job.ready(0, 1, 2)

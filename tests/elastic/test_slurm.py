@@ -23,7 +23,7 @@ state = ObjectState(broadcast_object, hvd.rank, step=0, left=20)
 
 def train(state):
     while state.left:
-        if state.step == 5 and ME == {victim}:
+        if state.step == 5 and ME == {victim} and hvd.size() == 4:  # once: step 5 may be done again
             {fail}
         hvd.allreduce(np.ones(10), name="gradient")
         state.step += 1
@@ -61,4 +61,9 @@ def test_killed_process_on_another_node_is_replaced(allocated, without_ssh):
 def test_job_goes_on_without_a_node_whose_step_has_ended(allocated, without_ssh):
     done, lines = job(allocated, without_ssh, victim=0, fail="cancel_step()", size=2)
     assert done == [(0, 0, HOST), (1, 1, HOST)]
-    assert re.match(f"host {OTHER}: the connection was lost: .*CANCELLED", lines[0])
+    # Slurm kills srun and the processes of the step in any order, and srun may not be able to say why.
+    (lost,) = [line for line in lines if line.startswith(f"host {OTHER}: ")]
+    reason = "(.*CANCELLED.*|srun.*)"
+    assert re.fullmatch(
+        f"host {OTHER}: the connection was lost: {reason}; it gets no new processes for now", lost
+    )

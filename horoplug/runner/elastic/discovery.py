@@ -22,6 +22,18 @@ from horoplug.runner.hosts import parse_host
 SCRIPT_SECONDS = 30.0
 """Seconds that a discovery script may take, unless said otherwise."""
 _MOST_OUTPUT = 1 << 20  # bytes
+# Runs a script, and kills the process group if the launcher is killed meanwhile: stdin is a pipe from the launcher,
+# which then ends. It stays open while the script runs, and the script itself has an empty stdin.
+_WATCHED = """
+exec 3<&0 </dev/null
+(read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 &
+exec 3<&-
+/bin/sh -c "$1"
+code=$?
+kill $!
+wait $! 2>/dev/null
+exit $code
+"""
 
 
 class DiscoveryError(RuntimeError):
@@ -73,8 +85,8 @@ class HostDiscoveryScript(HostDiscovery):
 
     def _run(self) -> str:
         with subprocess.Popen(
-            ["/bin/sh", "-c", self._script],
-            stdin=subprocess.DEVNULL,
+            ["/bin/sh", "-c", _WATCHED, "sh", self._script],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # so that all of its processes can be ended

@@ -266,12 +266,17 @@ class Roster:
             del self._live[process.number]
         counted = [process for process in lost if not process.dismissed]
         members = [process for process in counted if process.number in self._members]
-        self._fail(next(iter([*members, *counted]), None), f"host {host}: {text}", 1, now)
-        if self._hosts.current_hosts.get_slots(host):  # otherwise its processes were about to leave
-            self._exclude(host)
+        # Without slots, its processes were about to leave.
+        is_new = bool(self._hosts.current_hosts.get_slots(host)) and self._exclude(
+            host, silently=True
+        )
+        note = "; it gets no new processes for now" if is_new else ""
+        self._fail(next(iter([*members, *counted]), None), f"host {host}: {text}", 1, now, note)
 
-    def _fail(self, process: _Process | None, text: str, code: int, now: float) -> None:
-        self._said.append(Say(text))
+    def _fail(
+        self, process: _Process | None, text: str, code: int, now: float, note: str = ""
+    ) -> None:
+        self._said.append(Say(text + note))
         if self._blamed is None:
             self._blamed = text, code if code > 0 else 128 - code
         if process is not None and process.number in self._members:
@@ -282,11 +287,15 @@ class Roster:
         if self._gather_until is None:
             self._gather_until = now + self._limits.gather
 
-    def _exclude(self, host: str) -> None:
+    def _exclude(self, host: str, *, silently: bool = False) -> bool:
+        """Start no processes on a host for a while. Returns whether it was not excluded already."""
         self._starts_failed.pop(host, None)
-        if not self._hosts.is_blacklisted(host):
-            self._hosts.blacklist(host)
+        if self._hosts.is_blacklisted(host):
+            return False
+        self._hosts.blacklist(host)
+        if not silently:
             self._said.append(Say(f"host {host} gets no new processes for now"))
+        return True
 
     def _rank_text(self, number: int) -> str:
         return f" (rank {self._members.index(number)})" if number in self._members else ""
