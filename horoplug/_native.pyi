@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 ABI_VERSION: int
+ANY_RANK: int
+"""``HP_ANY_RANK``: in place of the source of a recv."""
 
 class Status(IntEnum):
     """``hp_status``."""
@@ -278,7 +280,7 @@ class Engine:
 
     def value(self, handle: int) -> int:
         """The result of an operation of :meth:`add_process_set`, :meth:`remove_process_set` or :meth:`join` that is
-        done."""
+        done; the source of a recv that is done."""
 
     def create_buffer(self, nbytes: int) -> int:
         """Create a buffer that the ranks of a host share; returns a handle. :meth:`take_buffer` then gives the buffer.

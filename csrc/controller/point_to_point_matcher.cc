@@ -32,17 +32,31 @@ void PointToPointMatcher::send(const Posting& posting, Offer::Source source, Byt
 }
 
 void PointToPointMatcher::receive(const Posting& posting) {
-  const Key key{posting.set, posting.peer, posting.tag};
-  const auto found = offers_.find(key);
+  const auto found = find_offer(posting);
   if (found == offers_.end()) {
-    postings_[key].push_back(posting);
+    postings_[{posting.set, posting.peer, posting.tag}].push_back({posting, ++last_posted_});
     ++waiting_;
     return;
   }
-  Offer offer = std::move(found->second.front());
+  const int from = std::get<1>(found->first);
+  Offer offer = std::move(found->second.front().offer);
   found->second.pop_front();
   if (found->second.empty()) offers_.erase(found);
-  match(posting.peer, std::move(offer), posting);
+  match(from, std::move(offer), posting);
+}
+
+// The queue whose first offer a recv gets; the end of the map if there is none.
+PointToPointMatcher::Offers::iterator PointToPointMatcher::find_offer(const Posting& posting) {
+  if (posting.peer != kAnyRank) return offers_.find({posting.set, posting.peer, posting.tag});
+  auto first = offers_.end();
+  for (auto entry = offers_.begin(); entry != offers_.end(); ++entry) {
+    const auto& [set, from, tag] = entry->first;
+    if (set != posting.set || tag != posting.tag) continue;
+    const bool is_earlier =
+        first == offers_.end() || entry->second.front().order < first->second.front().order;
+    if (is_earlier) first = entry;
+  }
+  return first;
 }
 
 void PointToPointMatcher::receive_offer(int from, std::uint32_t set, Offer offer) {
@@ -50,12 +64,17 @@ void PointToPointMatcher::receive_offer(int from, std::uint32_t set, Offer offer
   if (offer.send <= last) throw WireError("an offer out of order");
   last = offer.send;
   const Key key{set, from, offer.tag};
-  const auto found = postings_.find(key);
+  auto found = postings_.find(key);
+  const auto any = postings_.find({set, kAnyRank, offer.tag});
+  const bool any_is_first =
+      any != postings_.end() &&
+      (found == postings_.end() || any->second.front().order < found->second.front().order);
+  if (any_is_first) found = any;
   if (found == postings_.end()) {
-    offers_[key].push_back(std::move(offer));
+    offers_[key].push_back({std::move(offer), ++last_arrived_});
     return;
   }
-  const Posting posting = std::move(found->second.front());
+  const Posting posting = found->second.front().posting;
   found->second.pop_front();
   if (found->second.empty()) postings_.erase(found);
   --waiting_;
@@ -185,7 +204,7 @@ void PointToPointMatcher::take_back(int from, std::uint64_t send) {
   for (auto entry = offers_.begin(); entry != offers_.end(); ++entry) {
     if (std::get<1>(entry->first) != from) continue;
     const auto erased =
-        std::erase_if(entry->second, [&](const Offer& offer) { return offer.send == send; });
+        std::erase_if(entry->second, [&](const Arrived& each) { return each.offer.send == send; });
     if (erased == 0) continue;
     if (entry->second.empty()) offers_.erase(entry);
     return;
@@ -214,7 +233,7 @@ void PointToPointMatcher::fail(std::uint32_t set, const Status& status) {
       ++entry;
       continue;
     }
-    for (const Posting& posting : entry->second) fail_one(posting.ticket, status);
+    for (const Posted& posted : entry->second) fail_one(posted.posting.ticket, status);
     waiting_ -= entry->second.size();
     entry = postings_.erase(entry);
   }

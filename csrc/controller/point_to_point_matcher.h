@@ -1,7 +1,8 @@
 // Which send goes to which recv: the state machine of one rank, without I/O.
 //
 // A send and a recv match if they name each other's ranks, the same process set and the same tag;
-// of several, in the order of their submission. The sender offers its tensor, and the receiver
+// of several, in the order of their submission. A recv may name any rank: it takes the offer of its
+// set and tag that has arrived first. The sender offers its tensor, and the receiver
 // answers when it has a recv for the offer:
 //
 //   sender                      receiver
@@ -34,12 +35,15 @@ class PointToPointMatcher {
  public:
   explicit PointToPointMatcher(int rank) : rank_(rank) {}
 
+  // In place of the peer of a recv: any rank.
+  static constexpr int kAnyRank = -1;
+
   // One operation of this rank. `ticket` is the caller's name for it, unique among those that have
   // not ended.
   struct Posting {
     std::uint64_t ticket = 0;
     std::uint32_t set = 0;
-    int peer = 0;  // global rank; this rank itself is allowed
+    int peer = 0;  // global rank; this rank itself is allowed; of a recv also kAnyRank
     std::int32_t tag = 0;
     DType dtype = DType::kUInt8;
     Shape shape;
@@ -100,6 +104,16 @@ class PointToPointMatcher {
   using Sends = std::map<std::uint64_t, Sending>;
   Sends::iterator find_offered(int peer, std::uint64_t send);
   Sends::iterator erase(Sends::iterator sending);
+  struct Posted {
+    Posting posting;
+    std::uint64_t order;  // among the recvs of this rank
+  };
+  struct Arrived {
+    Offer offer;
+    std::uint64_t order;  // among the offers to this rank
+  };
+  using Offers = std::map<Key, std::deque<Arrived>>;
+  Offers::iterator find_offer(const Posting& posting);
   void match(int from, Offer offer, const Posting& posting);
   void fail_one(std::uint64_t ticket, const Status& status);
   void take_back(int from, std::uint64_t send);
@@ -111,9 +125,11 @@ class PointToPointMatcher {
   std::map<std::pair<int, std::uint32_t>, std::uint64_t> last_offer_;
   Sends sends_;                           // offered, and not answered
   std::map<int, std::size_t> in_offers_;  // bytes of sends_ that their offers contain, by rank
-  std::map<Key, std::deque<Posting>> postings_;
+  std::uint64_t last_posted_ = 0;
+  std::uint64_t last_arrived_ = 0;
+  std::map<Key, std::deque<Posted>> postings_;
   std::size_t waiting_ = 0;  // in postings_
-  std::map<Key, std::deque<Offer>> offers_;
+  Offers offers_;
   // By sender and its number of the send: recvs that have started.
   std::map<std::pair<int, std::uint64_t>, std::uint64_t> receiving_;
   std::vector<Event> events_;

@@ -249,7 +249,10 @@ bool PointToPoint::shares_memory_with(int peer) const {
 
 // Of the transfer of one of this rank's operations. The peer's tensor may be on a GPU nevertheless.
 TransferProperties PointToPoint::properties_of(const Operation& operation) const {
-  const int peer = operation.signature.root;
+  return properties_of(operation, operation.signature.root);
+}
+
+TransferProperties PointToPoint::properties_of(const Operation& operation, int peer) const {
   return {.bytes = bytes_of(operation),
           .to_itself = peer == rank_,
           .shares_memory = shares_memory_with(peer),
@@ -268,7 +271,7 @@ std::unique_ptr<SlotLoan> PointToPoint::make_loan(int owner, int peer,
 // Chooses the path of a recv and lets its sender begin, unless there is no slot for it. Transfers
 // that have slots give them back without the programs of the two ranks.
 bool PointToPoint::accept(Transfer& transfer) {
-  TransferProperties properties = properties_of(*transfer.operation);
+  TransferProperties properties = properties_of(*transfer.operation, transfer.peer);
   properties.on_gpu |= transfer.source == Offer::Source::kGpu;
   const TransferPath& path = choose_path(properties);
   std::vector<std::uint32_t> slots;
@@ -402,7 +405,9 @@ void PointToPoint::end(Transfer& transfer, const Status& status) {
   if (!transfer.sends()) matcher_.received(static_cast<std::uint64_t>(transfer.operation->handle));
   for (const OperationPtr& operation : {transfer.operation, transfer.partner}) {
     if (!operation) continue;
+    const bool receives = operation->signature.op == OpKind::kReceive;
     if (status.ok()) set_outcome(*operation);
+    if (receives) operation->value = transfer.peer;
     ended_.push_back({operation, status});
   }
 }

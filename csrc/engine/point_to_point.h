@@ -106,6 +106,7 @@ class PointToPoint {
   void handle(PointToPointMatcher::Event& event);
   OperationPtr take_waiting(std::uint64_t ticket);
   TransferProperties properties_of(const Operation& operation) const;
+  TransferProperties properties_of(const Operation& operation, int peer) const;
   bool shares_memory_with(int peer) const;
   std::unique_ptr<SlotLoan> make_loan(int owner, int peer, std::vector<std::uint32_t> slots) const;
   bool accept(Transfer& transfer);

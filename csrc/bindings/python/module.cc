@@ -42,6 +42,7 @@ PYBIND11_MODULE(_native, module) {
   }
   module.doc() = "The C core as Python sees it: a thin layer over the C ABI.";
   module.attr("ABI_VERSION") = HP_ABI_VERSION;
+  module.attr("ANY_RANK") = HP_ANY_RANK;
   horoplug::python::add_process(module);
   horoplug::python::add_errors(module);
   horoplug::python::add_enumerations(module);

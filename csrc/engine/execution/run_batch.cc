@@ -118,19 +118,36 @@ void add_to(Layout& layout, const Operation& operation, std::size_t index, std::
   }
 }
 
+// Whether a result of `rows` rows fits exactly into the submitted output: see hp_tensor.
+bool fills_output(const Comm& comm, const Operation& operation, std::size_t index,
+                  std::int64_t rows) {
+  if (operation.tensors[index].output == nullptr) return false;
+  const std::int64_t mine = rows_of(operation.signature.shapes[index]);
+  switch (operation.signature.op) {
+    case OpKind::kAllgather:
+    case OpKind::kGather:
+      return rows == mine * comm.size();
+    case OpKind::kAlltoall:
+      return rows == mine;
+    default:  // the number of rows does not depend on the other ranks
+      return true;
+  }
+}
+
 // Prepares an outcome of `rows` rows in the submitted output or in new memory.
 TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::size_t index,
                            std::int64_t rows) {
   const TensorArgument& tensor = operation.tensors[index];
+  const bool in_output = fills_output(comm, operation, index, rows);
   TensorOutcome outcome;
   outcome.rows = rows;
   outcome.bytes = rows * static_cast<std::int64_t>(row_bytes_of(operation.signature, index));
   const auto bytes = static_cast<std::size_t>(outcome.bytes);
-  if (tensor.output == nullptr) {
+  if (!in_output) {
     outcome.owned =
         operation.gpu.device ? allocate_on_gpu(comm, operation, bytes) : allocate(bytes);
   }
-  outcome.data = tensor.output != nullptr ? tensor.output : outcome.owned.get();
+  outcome.data = in_output ? tensor.output : outcome.owned.get();
   return outcome;
 }
 

@@ -158,7 +158,8 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
 
   if (info.has_root) {
     signature.root = submission.root;
-    if (members->index_of(signature.root) < 0) {
+    const bool is_any_rank = signature.op == OpKind::kReceive && signature.root == HP_ANY_RANK;
+    if (members->index_of(signature.root) < 0 && !is_any_rank) {
       const std::string root = (is_point_to_point(signature.op) ? "rank " : "root rank ") +
                                std::to_string(signature.root);
       if (members->set != 0) {
@@ -180,7 +181,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
     const bool is_read =
         signature.op != OpKind::kReceive && (signature.op != OpKind::kScatter || is_root);
     if (has_data && is_read && tensor.input == nullptr) reject("a tensor without memory");
-    if (info.output == OpOutput::kAllocated && tensor.output != nullptr) {
+    if (signature.op == OpKind::kScatter && tensor.output != nullptr) {
       reject("the output of this operation is allocated by the engine");
     }
     const bool needs_output = info.output == OpOutput::kSubmitted;

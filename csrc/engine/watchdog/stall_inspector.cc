@@ -115,14 +115,18 @@ RankReport StallInspector::report_of_this_rank(double now) const {
   report.executing |= !point_to_point_.idle();
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
     const bool sends = operation->signature.op == OpKind::kSend;
-    const std::string name = operation->name + (sends ? " to rank " : " from rank ") +
-                             std::to_string(operation->signature.root) + ", tag " +
-                             std::to_string(operation->tag);
+    const int peer = operation->signature.root;
+    // Every rank in the set may help a recv from any rank. Its name has to be unique: an operation
+    // of one name that all ranks have submitted waits for nobody.
+    const std::string partner = peer == PointToPointMatcher::kAnyRank
+                                    ? " of rank " + std::to_string(config_.rank) + " from any rank"
+                                    : (sends ? " to rank " : " from rank ") + std::to_string(peer);
+    const std::string name = operation->name + partner + ", tag " + std::to_string(operation->tag);
     report.pending.push_back({.set = operation->members->set,
                               .name = name,
                               .age = std::fmax(0, now - operation->submitted_at),
                               .waited = handles_.waited_for(*operation, now),
-                              .peer = operation->signature.root});
+                              .peer = peer});
   }
   return report;
 }

@@ -251,11 +251,17 @@ typedef enum hp_tunable {
 typedef struct hp_tensor {
   const void* input;
   void* output; /* NULL: the engine allocates (allgather, alltoall, reducescatter, gather, scatter)
-                   and hp_result hands it out; send has none */
+                   and hp_result hands it out; send has none. An output for one of these, but not
+                   for scatter, has room for the result if every rank gives as many rows as this
+                   one; the engine allocates nevertheless if they do not */
   const int64_t* shape;
   int32_t ndim;
   int32_t reserved;
 } hp_tensor;
+
+/* In place of the source of a recv: it takes the tensor with its tag that any rank of the process
+ * set offers first. */
+#define HP_ANY_RANK (-1)
 
 typedef struct hp_submission {
   uint64_t struct_size;
@@ -263,7 +269,8 @@ typedef struct hp_submission {
   int32_t dtype;       /* hp_dtype */
   int32_t reduce_op;   /* hp_reduce_op, for allreduce, reducescatter and reduce */
   int32_t root;        /* broadcast, reduce, gather, scatter: the root; send: the destination; recv:
-                          the source. A global rank, in the process set */
+                          the source, or HP_ANY_RANK, and hp_value then gives the source. A global
+                          rank, in the process set */
   int32_t device;      /* -1: CPU; otherwise the ordinal of a CUDA device, one for each engine */
   int32_t process_set; /* 0: all ranks; otherwise the number that hp_process_set_add gave */
   double prescale;     /* 0 counts as 1 */

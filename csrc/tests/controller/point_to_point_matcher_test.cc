@@ -160,6 +160,41 @@ TEST_CASE("a mismatch fails both operations with both sides' values") {
   }
 }
 
+TEST_CASE("a recv from any rank takes the offer that has arrived first") {
+  Network network(3);
+  constexpr int kAny = Matcher::kAnyRank;
+  network.rank(2).send(posting(21, 0, 1));
+  network.deliver_all();
+  network.rank(1).send(posting(11, 0));
+  network.deliver_all();
+  network.rank(2).send(posting(22, 0));
+  network.deliver_all();
+  for (const std::uint64_t ticket : {1, 2, 3}) network.rank(0).receive(posting(ticket, kAny));
+  network.rank(0).receive(posting(4, kAny, 1));
+  network.deliver_all();
+  std::map<std::uint64_t, int> sources;  // by the ticket of the recv
+  for (const auto& [rank, event] : network.take()) {
+    if (rank == 0) sources[event.ticket] = event.peer;
+  }
+  CHECK(sources == std::map<std::uint64_t, int>{{1, 1}, {2, 2}, {4, 2}});
+  CHECK(network.rank(0).unmatched() == 1);
+}
+
+TEST_CASE("an offer goes to the recv that was posted first, from its rank or from any") {
+  Network network(2);
+  constexpr int kAny = Matcher::kAnyRank;
+  const std::vector<int> peers{1, kAny, kAny, 1};
+  for (std::uint64_t ticket = 1; ticket <= peers.size(); ++ticket) {
+    network.rank(0).receive(posting(ticket, peers[ticket - 1]));
+  }
+  for (std::uint64_t ticket = 11; ticket <= 14; ++ticket) network.rank(1).send(posting(ticket, 0));
+  network.deliver_all();
+  std::map<std::uint64_t, std::uint64_t> transfers;  // by ticket
+  for (const auto& [rank, event] : network.take()) transfers[event.ticket] = event.transfer;
+  REQUIRE(transfers.size() == 8);
+  for (const std::uint64_t recv : {1, 2, 3, 4}) CHECK(transfers[recv] == transfers[recv + 10]);
+}
+
 TEST_CASE("a rank can send to itself") {
   Network network(1);
   network.rank(0).send(posting(1, 0));

@@ -232,6 +232,64 @@ TEST_CASE(
   }
 }
 
+// Every rank gives `rows` rows that hold its rank, into `output`. Returns where the result is.
+const void* place_of_result(Engine& engine, int rank, OpKind op, std::int64_t rows, float* output,
+                            std::vector<float>& result) {
+  const std::vector<float> data(static_cast<std::size_t>(2 * rows), static_cast<float>(rank));
+  Order order;
+  order.op = op;
+  order.shape = {rows, 2};
+  order.input = data.data();
+  order.output = output;
+  const hp_handle handle = submit(engine, order);
+  await(engine, handle);
+  const auto operation = engine.handles().done(handle);
+  const auto& outcome = operation->outcomes.front();
+  const auto* values = static_cast<const float*>(outcome.data);
+  result.assign(values, values + static_cast<std::size_t>(outcome.bytes) / sizeof(float));
+  const void* const place = outcome.data;
+  engine.handles().release(handle);
+  return place;
+}
+
+TEST_CASE("results are in the submitted output if they fill it, and in new memory otherwise") {
+  for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
+    Cluster cluster(transport, 3);
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      const auto expect = [](bool condition, const std::string& what) {
+        if (!condition) throw std::runtime_error(what);
+      };
+      for (const std::int64_t rows : {6, 30000}) {
+        std::vector<float> output(static_cast<std::size_t>(rows) * 6, -1);
+        std::vector<float> result;
+        for (const OpKind op : {OpKind::kAllgather, OpKind::kAlltoall, OpKind::kReducescatter}) {
+          const std::string what = op_kind_name(op);
+          expect(place_of_result(engine, rank, op, rows, output.data(), result) == output.data(),
+                 what);
+          const std::vector<float> given = result;
+          expect(place_of_result(engine, rank, op, rows, nullptr, result) != output.data(), what);
+          expect(result == given, what + ": values");
+        }
+        std::fill(output.begin(), output.end(), -1.0F);
+        const bool is_root = rank == 0;
+        expect((place_of_result(engine, rank, OpKind::kGather, rows, output.data(), result) ==
+                output.data()) == is_root,
+               "gather");
+        // Rank 2 gives more rows, so that the result does not fit on any rank.
+        std::fill(output.begin(), output.end(), -1.0F);
+        const std::int64_t mine = rank == 2 ? rows + 1 : rows;
+        std::vector<float> large(static_cast<std::size_t>(rows + 1) * 6, -1);
+        expect(place_of_result(engine, rank, OpKind::kAllgather, mine, large.data(), result) !=
+                   large.data(),
+               "allgather of unequal rows");
+        expect(static_cast<std::int64_t>(result.size()) == 2 * (3 * rows + 1), "size");
+        expect(std::all_of(large.begin(), large.end(), [](float v) { return v == -1; }), "output");
+      }
+    });
+  }
+}
+
 TEST_CASE("a tensor may change its shape between steps if it does so on all ranks") {
   Cluster cluster(Transport::kThreads, 3);
   for (const std::size_t count : {10, 10, 10, 77, 10, 5}) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "harness/cluster.h"
@@ -409,6 +410,43 @@ TEST_CASE("an operation without a partner ends when the other rank leaves") {
     if (rank == 0) return engine.shutdown();
     const Status status = failure_of([&] { perform(engine, order_of(OpKind::kReceive, data, 0)); });
     expect(status.code == HP_SHUT_DOWN, "code: " + status.message);
+  });
+}
+
+TEST_CASE("a recv from any rank gets the tensor and the number of its sender on every path") {
+  for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
+    Cluster cluster(transport, 3, patient());
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      for (const std::size_t count : {1, 300000}) {  // in the offer, and after it
+        std::vector<float> data(count, static_cast<float>(rank));
+        if (rank != 0) {
+          perform(engine, order_of(OpKind::kSend, data, 0));
+          continue;
+        }
+        std::set<std::int64_t> sources;
+        for (int i = 0; i < 2; ++i) {
+          const hp_handle handle = submit(engine, order_of(OpKind::kReceive, data, HP_ANY_RANK));
+          await(engine, handle);
+          const std::int64_t source = engine.handles().done(handle)->value;
+          expect(data.front() == static_cast<float>(source), "tensor");
+          sources.insert(source);
+        }
+        expect(sources == std::set<std::int64_t>{1, 2}, "sources");
+      }
+    });
+  }
+}
+
+TEST_CASE("ranks that all wait for any rank get a deadlock error") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.2;
+  Cluster cluster(Transport::kThreads, 2, options);
+  cluster.run([&](int rank) {
+    std::vector<float> data(2);
+    const Status status = failure_of(
+        [&] { perform(cluster.engine(rank), order_of(OpKind::kReceive, data, HP_ANY_RANK)); });
+    expect(mentions(status, {"deadlock", "from any rank"}), "text: " + status.message);
   });
 }
 
