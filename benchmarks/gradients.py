@@ -13,6 +13,7 @@ horoplug, cast before with --compression: the same with a user-defined compresso
                       after the reduction; with the predefined compressors the core casts while it copies
 horoplug, one by one  ``allreduce_async_`` for each gradient, then ``synchronize`` for each; never compressed
 torch-gloo            ``all_reduce(async_op=True)`` for each gradient, then wait and divide
+torch-horoplug        the same through ``torch.distributed``'s backend horoplug; also with buckets
 torch-gloo, buckets   the buckets of DistributedDataParallel: gradients are divided while they are copied into flat
                       buckets of 25 MiB (the first of 1 MiB), which are reduced asynchronously and copied back
 mpi4py, bare          ``Allreduce`` in place for each gradient: a sum, without averaging
@@ -128,11 +129,11 @@ def one_by_one(hvd: Any, tensors: Tensors) -> Run:
     return step
 
 
-def gloo_steps(peer: Any, tensors: Tensors) -> Variants:
-    dist, size = peer.dist, peer.size
+def torch_steps(peer: Any, tensors: Tensors) -> Variants:
+    dist, size, group = peer.dist, peer.size, peer.group
 
     def each() -> None:
-        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
         for work, tensor in zip(works, tensors, strict=True):
             work.wait()
             tensor.div_(size)
@@ -149,14 +150,14 @@ def gloo_steps(peer: Any, tensors: Tensors) -> Variants:
         for flat, members, views in divided:
             for tensor, view in zip(members, views, strict=True):
                 torch.mul(tensor.view(-1), 1 / size, out=view)
-            works.append(dist.all_reduce(flat, async_op=True))
+            works.append(dist.all_reduce(flat, group=group, async_op=True))
         for work, (_, members, views) in zip(works, divided, strict=True):
             work.wait()
             for tensor, view in zip(members, views, strict=True):
                 tensor.view(-1).copy_(view)
 
-    yield Variant("torch-gloo", each, False)
-    yield Variant("torch-gloo, buckets", in_buckets, False)
+    yield Variant(peer.name, each, False)
+    yield Variant(f"{peer.name}, buckets", in_buckets, False)
 
 
 def bucketed(tensors: Tensors) -> list[Tensors]:
@@ -202,7 +203,8 @@ def horovod_steps(peer: Any, tensors: Tensors) -> Variants:
 Steps = Callable[[Any, Tensors], Variants]
 
 PEERS_STEPS: dict[str, Steps] = {
-    "torch-gloo": gloo_steps,
+    "torch-gloo": torch_steps,
+    "torch-horoplug": torch_steps,
     "mpi4py": mpi4py_steps,
     "horovod": horovod_steps,
 }

@@ -13,6 +13,7 @@ apart            no communication; every rank trains: the upper limit for any re
 horoplug         ``DistributedOptimizer``
 horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
 torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
+torch-horoplug   the same with ``torch.distributed``'s backend horoplug
 horovod          Horovod's ``DistributedOptimizer``
 
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
@@ -130,11 +131,14 @@ def with_views(_: Any, trainer: Trainer) -> None:
     optimizer_of(hvd, trainer, gradient_as_bucket_view=True)
 
 
-def with_gloo(_: Any, trainer: Trainer) -> None:
+def with_ddp(peer: Any, trainer: Trainer) -> None:
     with warnings.catch_warnings():  # newer versions have another name for broadcast_buffers
         warnings.simplefilter("ignore", FutureWarning)
         trainer.model = nn.parallel.DistributedDataParallel(
-            trainer.model, gradient_as_bucket_view=True, broadcast_buffers=False
+            trainer.model,
+            process_group=peer.group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
         )
 
 
@@ -144,7 +148,8 @@ def with_horovod(peer: Any, trainer: Trainer) -> None:
 
 DISTRIBUTE: dict[str, dict[str, Callable[[Any, Trainer], None]]] = {
     "horoplug": {"": with_horoplug, ", views": with_views},
-    "torch-gloo": {"": with_gloo},
+    "torch-gloo": {"": with_ddp},
+    "torch-horoplug": {"": with_ddp},
     "horovod": {"": with_horovod},
 }
 """By library, and by what is added to its name."""
@@ -230,7 +235,7 @@ def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Reco
 
 
 def main() -> int:
-    parser = command_line(__doc__, ("torch-gloo", "horovod"))
+    parser = command_line(__doc__, ("torch-gloo", "torch-horoplug", "horovod"))
     add = parser.add_argument
     add("--model", action="append", choices=TASKS, help="may be repeated [all]")
     add("--steps", type=int, default=60, help="steps of each variant [60]")

@@ -120,10 +120,11 @@ class Horoplug(Peer):
         return Prepared(x, runs[case.collective])
 
 
-class TorchGloo(Peer):
-    """torch.distributed with gloo, on preallocated outputs."""
+class TorchDistributed(Peer):
+    """torch.distributed with one of its backends, on preallocated outputs."""
 
-    name = "torch-gloo"
+    backend: ClassVar[str]
+    averages: ClassVar[bool]
 
     def __init__(self, hvd: Any) -> None:
         import torch
@@ -132,41 +133,60 @@ class TorchGloo(Peer):
         self.torch, self.dist, self.size = torch, dist, hvd.size()
         self.version = f"torch {torch.__version__}"
         R = dist.ReduceOp
-        self.ops = dict(zip(OPS, (R.SUM, None, R.MIN, R.MAX, R.PRODUCT), strict=True))
+        average = R.AVG if self.averages else None
+        self.ops = dict(zip(OPS, (R.SUM, average, R.MIN, R.MAX, R.PRODUCT), strict=True))
+        if dist.is_initialized():  # by a peer with another backend
+            self.group = dist.new_group(backend=self.backend)
+            return
         first = hvd.rank() == 0
         here = os.environ.get("MASTER_ADDR") or platform.node()
         address = hvd.broadcast_object(here if hvd.cross_size() > 1 else "127.0.0.1")
         store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False) if first else None
         port = hvd.broadcast_object(store.port if store else None)
         store = store or dist.TCPStore(address, port)
-        dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=self.size)
+        dist.init_process_group(self.backend, store=store, rank=hvd.rank(), world_size=self.size)
+        self.group = dist.group.WORLD
 
     def prepare(self, case: Case) -> Prepared:
-        dist, op = self.dist, self.ops[case.op]
+        dist, op, group = self.dist, self.ops[case.op], self.group
         if op is None:
-            raise SystemExit("gloo has no average")
+            raise SystemExit(f"{self.backend} has no average")
         x = np.empty(case.count, case.dtype)
         t = as_tensor(self.torch, x)
         gathered = t.new_empty(case.count * self.size)
         exchanged = self.torch.empty_like(t)
         scattered = t.new_empty(case.count // self.size)
         runs: dict[str, Run] = {
-            "allreduce": lambda: dist.all_reduce(t, op),
-            "allgather": lambda: dist.all_gather_into_tensor(gathered, t),
-            "broadcast": lambda: dist.broadcast(t, 0),
-            "alltoall": lambda: dist.all_to_all_single(exchanged, t),
-            "reducescatter": lambda: dist.reduce_scatter_tensor(scattered, t, op),
+            "allreduce": lambda: dist.all_reduce(t, op, group),
+            "allgather": lambda: dist.all_gather_into_tensor(gathered, t, group),
+            "broadcast": lambda: dist.broadcast(t, 0, group),
+            "alltoall": lambda: dist.all_to_all_single(exchanged, t, group=group),
+            "reducescatter": lambda: dist.reduce_scatter_tensor(scattered, t, op, group),
         }
         outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
         if case.collective == "sendrecv":
             rank = dist.get_rank()
             other = partner_of(rank, self.size)
-            send, receive = lambda: dist.send(t, other), lambda: dist.recv(exchanged, other)
+            send = lambda: dist.send(t, other, group)  # noqa: E731
+            receive = lambda: dist.recv(exchanged, other, group)  # noqa: E731
             return Prepared(x, round_trip(rank, send, receive), exchanged)
         return Prepared(x, runs[case.collective], outputs.get(case.collective, t))
 
     def close(self) -> None:
-        self.dist.destroy_process_group()
+        if self.dist.is_initialized():
+            self.dist.destroy_process_group()
+
+
+class TorchGloo(TorchDistributed):
+    """torch.distributed with Gloo."""
+
+    name, backend, averages = "torch-gloo", "gloo", False
+
+
+class TorchHoroplug(TorchDistributed):
+    """torch.distributed with horoplug."""
+
+    name, backend, averages = "torch-horoplug", "horoplug", True
 
 
 class Mpi4py(Peer):
@@ -246,7 +266,9 @@ class Horovod(Peer):
         self.theirs.shutdown()
 
 
-PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (TorchGloo, Mpi4py, Horovod)}
+PEERS: dict[str, type[Peer]] = {
+    peer.name: peer for peer in (TorchGloo, TorchHoroplug, Mpi4py, Horovod)
+}
 
 
 def as_tensor(torch: Any, x: np.ndarray) -> Any:

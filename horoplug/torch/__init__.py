@@ -15,3 +15,7 @@ from horoplug.torch.functions import broadcast_parameters as broadcast_parameter
 from horoplug.torch.mpi_ops import *  # noqa: F403
 from horoplug.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from horoplug.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from horoplug.torch_plugin import register
+
+register()
+del register

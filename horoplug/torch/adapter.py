@@ -14,7 +14,7 @@ from horoplug.torch.autograd import Collective
 from horoplug.torch.compression import Compression
 
 # By dtype. Older versions of PyTorch lack some dtypes: uint16, uint32 and uint64 exist from 2.3 on.
-_CODES = {getattr(torch, name): code for name, code in dtypes.CODES.items() if hasattr(torch, name)}
+CODES = {getattr(torch, name): code for name, code in dtypes.CODES.items() if hasattr(torch, name)}
 
 
 class TorchAdapter:
@@ -28,9 +28,9 @@ class TorchAdapter:
     ) -> tuple[torch.Tensor, int, int, Sequence[int], int]:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}.")
-        code = _CODES.get(tensor.dtype)
+        code = CODES.get(tensor.dtype)
         if code is None:
-            raise dtypes.unsupported(tensor.dtype, _CODES)
+            raise dtypes.unsupported(tensor.dtype, CODES)
         device = CPU if tensor.is_cpu else streams.device_of(tensor)
         if tensor.layout is not torch.strided:
             raise ValueError(

@@ -1,0 +1,98 @@
+"""Connects the ranks of a process group of ``torch.distributed`` and starts their engine.
+
+The store of PyTorch carries one entry: where rank 0 of the group serves horoplug's own store, and a random name for the
+job. The ranks derive the job's secret from that name and from the user's key, which never passes through PyTorch's
+store. All connections are authenticated with this secret. PyTorch's store is not used after the start."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from horoplug._native import Engine
+from horoplug.base import log
+from horoplug.base.config import Config
+from horoplug.base.errors import RendezvousError
+from horoplug.common.engine_start import start_engine
+from horoplug.rendezvous.bootstrap.job_key import job_secret
+from horoplug.rendezvous.connections.connected import PeerConnections
+from horoplug.rendezvous.network.addresses import own_address
+from horoplug.rendezvous.session import Rendezvous
+from horoplug.rendezvous.store.server import StoreServer
+
+_KEY = "horoplug"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Connected(NamedTuple):
+    """A started engine and what belongs to it."""
+
+    engine: Engine
+    connections: PeerConnections
+
+
+def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Connected:
+    """Connect the ``size`` ranks of a group and start the engine. Collective over the group.
+
+    ``store``: a store of PyTorch of which no other group uses the keys. ``timeout``: limit for the start, and for every
+    operation. Errors, each of one line: RendezvousError, AuthenticationError, ValueError for invalid variables."""
+    seconds = timeout.total_seconds()
+    config = dataclasses.replace(
+        Config.from_env(),
+        rank=rank,
+        size=size,
+        start_timeout=seconds,
+        operation_timeout_seconds=seconds,
+        rendezvous_server="launcher",
+        elastic_process=None,
+        cpu_operations=None,
+    )
+    log.configure(config.log_level, hide_time=config.log_hide_time, rank=rank)
+    server = None
+    if size > 1:
+        config, server = _rendezvous(config, store)
+    with Rendezvous(config, server) as rendezvous:
+        connections = rendezvous.connect(0)
+        engine = start_engine(config, connections, ())
+        if connections.service is not None:
+            connections.service.start(engine)
+    # Every rank has started its engine, so no rank needs the store any more.
+    return Connected(engine, connections)
+
+
+def _rendezvous(config: Config, store: Any) -> tuple[Config, StoreServer | None]:
+    """The configuration with the address and the secret of horoplug's store; rank 0 also gets its server."""
+    server = None
+    if config.rank == 0:
+        job = secrets.token_hex(16)
+        secret = job_secret(config.secret_key, f"c10d {job}")
+        on_this_host = os.environ.get("MASTER_ADDR") in _LOOPBACK
+        host = "127.0.0.1" if on_this_host else own_address(config.gloo_iface)
+        server = StoreServer(secret, host)
+        address, port = server.address
+        _call(store.set, _KEY, f"{job} {port} {address}")
+    else:
+        found = _call(store.get, _KEY).decode(errors="replace").split(" ", 2)
+        if len(found) != 3 or not found[1].isdecimal():
+            raise RendezvousError(
+                "rank 0 of the process group has another version of horoplug, or its backend is not horoplug"
+            )
+        job, port, address = found[0], int(found[1]), found[2]
+        secret = job_secret(config.secret_key, f"c10d {job}")
+    named = dataclasses.replace(
+        config, rendezvous_addr=address, rendezvous_port=port, secret_key=secret
+    )
+    return named, server
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except RuntimeError as error:  # the class of all errors of PyTorch's stores
+        reason = str(error).partition("\n")[0]
+        raise RendezvousError(
+            f"the store of torch.distributed does not answer, so the ranks cannot find each other: {reason}"
+        ) from None

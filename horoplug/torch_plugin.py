@@ -1,0 +1,52 @@
+"""Registers the backend "horoplug" of ``torch.distributed``.
+
+PyTorch calls :func:`autoload` at the end of ``import torch``, by the entry point ``torch.backends`` of this package.
+It must be fast, and must not fail: the backend itself is imported when a process group is created."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from importlib import import_module
+from typing import Any
+
+BACKEND = "horoplug"
+_AS_GLOO = ("HOROPLUG_AS_GLOO", "HOROVOD_AS_GLOO")
+_FALSE = ("", "0", "false", "no", "off")
+
+
+def autoload() -> None:
+    """Register the backend. Never raises, because an exception would break ``import torch``."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(
+            f"horoplug cannot register its backend of torch.distributed: {error}", stacklevel=2
+        )
+
+
+def register() -> None:
+    """Register the backend with ``torch.distributed``, and as "gloo" if HOROPLUG_AS_GLOO=1. Idempotent."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or BACKEND.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    setting = next((os.environ[name] for name in _AS_GLOO if os.environ.get(name)), "")
+    if setting.lower() not in _FALSE:
+        _c10d().replace_gloo()
+
+
+def _create(options: Any, _: Any = None) -> Any:
+    """Called on every member of a new group."""
+    return _c10d().ProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.global_ranks_in_group,
+    )
+
+
+def _c10d() -> Any:
+    return import_module("horoplug.torch.c10d")
