@@ -301,6 +301,10 @@ class Engine:
     def wait(self, handle: int) -> None:
         """Block until done. Raises :class:`Error` if the operation failed. Can be interrupted by signal handlers."""
 
+    def signal_when_done(self, handle: int, fd: int) -> None:
+        """Add 1 to the eventfd ``fd`` when the operation is done, successfully or not; at once if it is. Once for each
+        handle. The eventfd has to stay open until then, or until the engine has shut down."""
+
     def wait_batch(self, handles: Sequence[int]) -> list[tuple[int, Error]]:
         """Block until all are done. Returns ``(index in handles, error)`` of each that failed. Can be interrupted by
         signal handlers."""

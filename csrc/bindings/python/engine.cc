@@ -1,8 +1,11 @@
 #include "engine.h"
 
 #include <pybind11/stl.h>
+#include <sys/eventfd.h>
 
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <exception>
 #include <tuple>
 
@@ -241,6 +244,13 @@ std::vector<std::pair<std::size_t, py::object>> Engine::wait_batch(
   return errors;
 }
 
+void Engine::signal_when_done(hp_handle handle, int fd) {
+  const auto signal = [](void* context) {
+    ::eventfd_write(static_cast<int>(std::bit_cast<std::intptr_t>(context)), 1);
+  };
+  check(hp_on_done(get(), handle, signal, std::bit_cast<void*>(static_cast<std::intptr_t>(fd))));
+}
+
 void Engine::stream_wait(hp_handle handle, std::uintptr_t stream) {
   check(hp_stream_wait(get(), handle, to_stream(stream)));
 }
@@ -370,6 +380,7 @@ void add_engine(py::module_& module) {
       .def("submit_batch", &Engine::submit_batch, "prepared"_a, "addresses"_a, "stream"_a = 0)
       .def("poll", &Engine::poll, "handle"_a)
       .def("wait", &Engine::wait, "handle"_a)
+      .def("signal_when_done", &Engine::signal_when_done, "handle"_a, "fd"_a)
       .def("wait_batch", &Engine::wait_batch, "handles"_a)
       .def("stream_wait", &Engine::stream_wait, "handle"_a, "stream"_a)
       .def("stream_wait_batch", &Engine::stream_wait_batch, "handles"_a, "stream"_a)

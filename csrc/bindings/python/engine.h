@@ -55,6 +55,7 @@ class Engine {
   void release(hp_handle handle);
   void release_batch(const std::vector<hp_handle>& handles);
 
+  void signal_when_done(hp_handle handle, int fd);
   void stream_wait(hp_handle handle, std::uintptr_t stream);
   void stream_wait_batch(const std::vector<hp_handle>& handles, std::uintptr_t stream);
   std::unique_ptr<DeviceMemory> device_allocate(int device, std::int64_t bytes,

@@ -53,7 +53,7 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Connected:
     log.configure(config.log_level, hide_time=config.log_hide_time, rank=rank)
     server = None
     if size > 1:
-        config, server = _rendezvous(config, store)
+        config, server = _rendezvous(config, store, timeout)
     with Rendezvous(config, server) as rendezvous:
         connections = rendezvous.connect(0)
         engine = start_engine(config, connections, ())
@@ -63,7 +63,9 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Connected:
     return Connected(engine, connections)
 
 
-def _rendezvous(config: Config, store: Any) -> tuple[Config, StoreServer | None]:
+def _rendezvous(
+    config: Config, store: Any, timeout: timedelta
+) -> tuple[Config, StoreServer | None]:
     """The configuration with the address and the secret of horoplug's store; rank 0 also gets its server."""
     server = None
     if config.rank == 0:
@@ -75,6 +77,7 @@ def _rendezvous(config: Config, store: Any) -> tuple[Config, StoreServer | None]
         address, port = server.address
         _call(store.set, _KEY, f"{job} {port} {address}")
     else:
+        _call(store.wait, [_KEY], timeout)  # the store itself may have a longer time limit
         found = _call(store.get, _KEY).decode(errors="replace").split(" ", 2)
         if len(found) != 3 or not found[1].isdecimal():
             raise RendezvousError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -181,8 +181,10 @@ class Operations:
         self._group = weakref.ref(group)
         self.who = who
         self._in_flight: dict[Work, None] = {}
-        self._waiting: collections.deque[Work] = collections.deque()
-        self._wake = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._waiting: dict[Work, None] = {}  # whose futures the thread completes
+        self._closed = False
+        self._signal = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
 
     def track(self, work: Work) -> Work:
@@ -246,36 +248,45 @@ class Operations:
         return type(error)(f"{error} (gradients of {names})") if names else error
 
     def complete_later(self, work: Work) -> None:
-        """Complete the future of ``work`` in a thread. Collective operations end in the order of the calls, so that one
-        thread is enough for them; a recv may have to wait for longer than those after it."""
-        if not work.collective:
-            threading.Thread(target=self._complete, args=(work,), daemon=True).start()
-            return
-        self._waiting.append(work)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._complete_in_turn, name="horoplug futures", daemon=True
-            )
-            self._thread.start()
-        self._wake.release()
+        """Complete the future of ``work`` in a thread, which sleeps until an operation is done: it must not take
+        processor time from the backward pass that runs meanwhile."""
+        with self._lock:
+            self._waiting[work] = None
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._complete_when_done, name="horoplug futures", daemon=True
+                )
+                self._thread.start()
+        for each in work._submitted:
+            try:
+                self._engine.signal_when_done(each.handle, self._signal)
+            except Error:  # another thread has completed the work
+                os.eventfd_write(self._signal, 1)
 
-    def _complete_in_turn(self) -> None:
+    def _complete_when_done(self) -> None:
         while True:
-            self._wake.acquire()
-            if not self._waiting:  # closed
+            os.eventfd_read(self._signal)
+            with self._lock:
+                done = [work for work in self._waiting if work.is_completed()]
+                for work in done:
+                    del self._waiting[work]
+                is_over = self._closed and not self._waiting
+            for work in done:
+                work._complete()
+                work._tell()
+            if is_over:
                 return
-            self._complete(self._waiting.popleft())
-
-    @staticmethod
-    def _complete(work: Work) -> None:
-        work._complete()
-        work._tell()
 
     def close(self) -> None:
-        """End the thread. The engine has shut down, so no operation is in flight."""
+        """End the thread. The engine has shut down, so all operations are done."""
         for work in list(self._in_flight):
             work._complete()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._wake.release()
-            self._thread.join()
-            self._thread = None
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is threading.current_thread():  # a callback of a future has closed the group
+            return
+        if thread is not None:
+            os.eventfd_write(self._signal, 1)
+            thread.join()
+        os.close(self._signal)
