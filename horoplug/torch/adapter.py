@@ -36,14 +36,14 @@ class TorchAdapter:
             raise ValueError(
                 f"the tensor's layout is {tensor.layout}; use .to_dense(), or sparse_allreduce_async."
             )
-        if tensor.is_contiguous() and not tensor.is_neg():
+        if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
             return tensor, code, tensor.data_ptr(), tensor.shape, device
         if in_place and _overlaps(tensor):
             raise ValueError(
                 "elements of the tensor share memory, as after expand(), so it cannot be overwritten; use the variant "
                 "that returns a new tensor."
             )
-        dense = tensor.detach().resolve_neg().contiguous()
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return dense, code, dense.data_ptr(), dense.shape, device
 
     def stream(self, device: int, tensors: Sequence[torch.Tensor]) -> int:

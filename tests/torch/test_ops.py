@@ -244,6 +244,7 @@ VIEWS = {
     "narrow": lambda t: t.narrow(1, 1, 2),
     "channels last": lambda t: t.to(memory_format=torch.channels_last),
     "negated": torch._neg_view,
+    "conjugated": torch.conj,  # the tensor itself unless it is complex
     "empty": lambda t: t[:, :0].transpose(1, 2),
     "scalar": lambda t: t[0, 1, 1, 2],
     "windows": lambda t: t.flatten().unfold(0, 6, 7),
@@ -255,6 +256,8 @@ def check_views(dtype):
     rank, size = hvd.rank(), hvd.size()
     dtype = getattr(torch, dtype)
     start = torch.arange(48).reshape(2, 3, 2, 4).to(dtype)
+    if dtype.is_complex:
+        start = start * (1 + 2j)
     for name, view in VIEWS.items():
         mine = [view(start + r) for r in range(size)]
         total, x, shape = sum(mine), mine[rank], mine[rank].shape
@@ -302,7 +305,7 @@ def check_views(dtype):
         same(mixed[0], total)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
 def test_strided_views(ranks, dtype):
     ranks.run(check_views, dtype)
 
