@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import socket
+import time
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,6 +26,8 @@ from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.server import StoreServer
 
 _KEY = "horoplug"
+_PROBE_SECONDS = 2.0
+_RETRY_SECONDS = 0.02
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -77,18 +81,35 @@ def _rendezvous(
         address, port = server.address
         _call(store.set, _KEY, f"{job} {port} {address}")
     else:
-        _call(store.wait, [_KEY], timeout)  # the store itself may have a longer time limit
+        job, port, address = _find_server(store, timeout)
+        secret = job_secret(config.secret_key, f"c10d {job}")
+    named = dataclasses.replace(
+        config, rendezvous_addr=address, rendezvous_port=port, secret_key=secret
+    )
+    return named, server
+
+
+def _find_server(store: Any, timeout: timedelta) -> tuple[str, int, str]:
+    """The name of the job, and the port and address of rank 0's server.
+
+    torchrun keeps PyTorch's store when it starts the ranks again, so the entry may be that of a rank 0 which has ended.
+    An entry whose server does not answer is read again until rank 0 has replaced it."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    _call(store.wait, [_KEY], timeout)  # the store itself may have a longer time limit
+    while True:
         found = _call(store.get, _KEY).decode(errors="replace").split(" ", 2)
         if len(found) != 3 or not found[1].isdecimal():
             raise RendezvousError(
                 "rank 0 of the process group has another version of horoplug, or its backend is not horoplug"
             )
         job, port, address = found[0], int(found[1]), found[2]
-        secret = job_secret(config.secret_key, f"c10d {job}")
-    named = dataclasses.replace(
-        config, rendezvous_addr=address, rendezvous_port=port, secret_key=secret
-    )
-    return named, server
+        try:
+            socket.create_connection((address, port), _PROBE_SECONDS).close()
+        except OSError:
+            if time.monotonic() < deadline:
+                time.sleep(_RETRY_SECONDS)
+                continue
+        return job, port, address  # after the deadline, the error is that of the rendezvous
 
 
 def _call(function: Any, *arguments: Any) -> Any:

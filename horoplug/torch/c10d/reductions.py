@@ -34,9 +34,11 @@ class Reduction(NamedTuple):
             )
 
 
+SUM = Reduction()
+
 _RedOp: Any = dist.ReduceOp.RedOpType
 _TABLE = {
-    int(_RedOp.SUM): Reduction(),
+    int(_RedOp.SUM): SUM,
     int(_RedOp.AVG): Reduction(reduce_ops.Average),
     int(_RedOp.PRODUCT): Reduction(reduce_ops.Product),
     int(_RedOp.MIN): Reduction(reduce_ops.Min),

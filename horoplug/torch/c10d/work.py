@@ -135,6 +135,10 @@ class Work(_Base):  # type: ignore[misc]
             # exception for a result. A callback that raises gives a future that has failed for both.
             self._future = self._ended.then(self._outcome)
             done = self._done
+        if not done and self._operations.in_callback():
+            # The callback may wait for the future, which only its own thread would complete.
+            self._complete()
+            done = True
         if done:
             self._tell()
         elif self._shown is None:
@@ -262,6 +266,10 @@ class Operations:
                 self._engine.signal_when_done(each.handle, self._signal)
             except Error:  # another thread has completed the work
                 os.eventfd_write(self._signal, 1)
+
+    def in_callback(self) -> bool:
+        """Whether a callback of a future is the caller."""
+        return self._thread is threading.current_thread()
 
     def _complete_when_done(self) -> None:
         while True:
