@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test environments other-environments soak test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
+.PHONY: help demo build kernels test test-c10d environments other-environments soak test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
 	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), in all frameworks and under mpirun, and"
 	@echo "             training beside busy threads"
+	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, on horoplug and on Gloo"
+	@echo "make test-integrations   tests with Lightning, Accelerate and Transformers, and of torchrun's restarts"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make kernels compile the GPU kernels with nvcc, for machines without NVRTC (docs/gpu.md)"
@@ -80,6 +82,12 @@ TORCHFT := build/torchft
 torchft: $(TORCHFT)/.installed
 $(TORCHFT)/.installed: requirements/torchft.txt .venv/.created
 	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(TORCHFT) -r $<
+	@touch $@
+
+# See requirements/integrations.txt.
+INTEGRATIONS := build/integrations
+$(INTEGRATIONS)/.installed: requirements/integrations.txt .venv/.created
+	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(INTEGRATIONS) -r $<
 	@touch $@
 
 .venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
@@ -210,6 +218,15 @@ SOAK_SECONDS ?= 3600
 SOAK_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 soak: build .venv/.tensorflow .venv/.jax $(SOAK_MPIS)
 	@$(ACTIVATE) HOROPLUG_SOAK_SECONDS=$(SOAK_SECONDS) python -m pytest -s -o python_files='*.py' tests/soak $(PYTEST_ARGS)
+
+# PyTorch's wheel contains the suite. RANKS=2: with this number of ranks only.
+RANKS ?= 2 3 4
+test-c10d: build
+	@$(ACTIVATE) PYTHONPATH=. python tests/torch/c10d/compare_with_gloo.py $(RANKS)
+
+# Files that make test does not collect, because of their names. The tests of mpirun also need make mpi.
+test-integrations: build $(INTEGRATIONS)/.installed
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(INTEGRATIONS)" python -m pytest -o python_files='*.py' tests/integrations $(PYTEST_ARGS)
 
 # See bench-gpu.
 test-gpu: $(GPU_TOOLS)

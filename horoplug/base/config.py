@@ -43,6 +43,7 @@ class Config:
     operation_timeout_seconds: float = 1800.0
     deadlock_time_seconds: float = 5.0
     start_timeout: float = 30.0
+    as_gloo: bool = False
     log_level: str = "warning"
     log_hide_time: bool = False
     algorithm: str | None = None

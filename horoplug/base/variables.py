@@ -270,6 +270,13 @@ VARIABLES: tuple[Variable, ...] = (
         30.0,
         "seconds that ranks wait for each other in init()",
     ),
+    Variable(
+        "AS_GLOO",
+        "as_gloo",
+        _flag,
+        False,
+        '1: horoplug stands in for the backend "gloo" of torch.distributed; read at import torch',
+    ),
     Variable("LOG_LEVEL", "log_level", _one_of(*LEVELS), "warning", "lowest level to log"),
     Variable("LOG_HIDE_TIME", "log_hide_time", _flag, False, "1: omit the time in log lines"),
     Variable(

@@ -85,6 +85,11 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
         _switch("--verbose", "print what the launcher does"),
         _switch("--no-status", "show no status line at the bottom of the terminal"),
         _switch("--compat", "make horoplug available to the program under the name horovod"),
+        _switch(
+            "--as-gloo",
+            'put horoplug where the program asks torch.distributed for "gloo" (docs/torch-distributed.md)',
+            variable="AS_GLOO",
+        ),
         Flag(
             "--config-file",
             Kind(Path, "FILE", ()),

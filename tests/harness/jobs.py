@@ -9,6 +9,14 @@ from tests.harness.support import QUICK_XLA, Pool
 _POOLS = {
     "": Pool(),
     "torch": Pool(modules=["torch"]),
+    "c10d": Pool(
+        modules=[
+            "torch",
+            "torch.distributed.fsdp",
+            "torch.distributed.tensor",
+            "horoplug.torch.c10d",
+        ]
+    ),
     "tensorflow": Pool(modules=["tensorflow"]),
     "jax": Pool(variables=QUICK_XLA),
 }

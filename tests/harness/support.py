@@ -11,6 +11,7 @@ print their stacks and are killed. All tests share the processes, because import
 import contextlib
 import dataclasses
 import faulthandler
+import importlib.util
 import os
 import pickle
 import random
@@ -213,7 +214,7 @@ class Ranks:
             waiting = {w.connection: r for r, w in enumerate(self.workers) if r not in outcomes}
             ready = wait(list(waiting), timeout=max(deadline - time.monotonic(), 0))
             if not ready:
-                self._give_up(list(waiting.values()), timeout)
+                self._give_up(list(waiting.values()), timeout, outcomes)
             for connection in ready:
                 rank = waiting[connection]
                 outcomes[rank] = self.workers[rank].receive()
@@ -223,7 +224,7 @@ class Ranks:
         """kill -9."""
         self.workers[rank].process.send_signal(signal.SIGKILL)
 
-    def _give_up(self, late: list[int], timeout: float) -> None:
+    def _give_up(self, late: list[int], timeout: float, outcomes: dict[int, Outcome]) -> None:
         for rank in late:  # the processes print their stacks on stderr
             print(f"--- stacks of rank {rank} follow", file=sys.stderr, flush=True)
             self.workers[rank].process.send_signal(signal.SIGUSR1)
@@ -233,7 +234,9 @@ class Ranks:
                 )  # the signal ends the process after the stacks are printed
         for worker in self.workers:
             worker.kill()
-        pytest.fail(f"ranks {late} were not done after {timeout:g} s", pytrace=False)
+        texts = [f"ranks {late} were not done after {timeout:g} s"]
+        texts += [f"--- rank {rank}: {o}" for rank, o in outcomes.items() if o.failed]
+        pytest.fail("\n".join(texts), pytrace=False)
 
 
 class Pool:
@@ -378,6 +381,17 @@ def environment() -> dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread for each rank, since the ranks share the machine's cores.
     return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def imported_example(path: str) -> Any:
+    """A program of the folder examples, as a module."""
+    file = ROOT / "examples" / path
+    specification = importlib.util.spec_from_file_location(file.stem, file)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 # ---- in the workers -------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ def test_flags_set_variables_that_are_read():
         ("--mpi-threads-disable", {"MPI_THREADS_DISABLE": "1"}),
         ("--num-nccl-streams 2", {"NUM_NCCL_STREAMS": "2"}),
         ("--log-level debug", {"LOG_LEVEL": "debug"}),
+        ("--as-gloo", {"AS_GLOO": "1"}),
         ("", {}),
     ],
 )

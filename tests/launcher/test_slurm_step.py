@@ -195,8 +195,8 @@ shown = subprocess.run(["squeue", "-h", "-s", "-o", "%i", "-j", os.environ["SLUR
 subprocess.run(["scancel", step], check=True)
 """
     code, _, err = driven(cancel)
-    # Slurm kills all processes of the step in any order. The agent may live long enough to report the end of a rank, and
-    # to forward what the shell of a rank says about a killed child.
+    # Slurm kills all processes of the step in any order. The agent may live long enough to report the end of a rank,
+    # and to forward what the shell of a rank says about a killed child.
     err = "".join(
         line
         for line in err.splitlines(keepends=True)

@@ -79,7 +79,11 @@ def _rendezvous(
         host = "127.0.0.1" if on_this_host else own_address(config.gloo_iface)
         server = StoreServer(secret, host)
         address, port = server.address
-        _call(store.set, _KEY, f"{job} {port} {address}")
+        try:
+            _call(store.set, _KEY, f"{job} {port} {address}")
+        except RendezvousError:
+            server.close()
+            raise
     else:
         job, port, address = _find_server(store, timeout)
         secret = job_secret(config.secret_key, f"c10d {job}")

@@ -1,0 +1,220 @@
+"""Failures of a group: every rank gets an error of one line in a bounded time, which names what is wrong."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.harness.process_groups import begin, end, new_file
+from tests.harness.support import environment
+
+pytest_plugins = ["tests.harness.jobs"]
+
+
+def one_line(error):
+    text = str(error)
+    assert "\n" not in text
+    return text
+
+
+def different_calls():
+    """For each pair of calls: the error of this rank, and the group goes on."""
+    rank = dist.get_rank()
+    texts = []
+    pairs = [
+        (lambda: dist.all_reduce(torch.ones(3)), lambda: dist.all_reduce(torch.ones(4))),
+        (lambda: dist.all_reduce(torch.ones(3)), lambda: dist.all_reduce(torch.ones(3).int())),
+        (lambda: dist.broadcast(torch.ones(3), 0), lambda: dist.broadcast(torch.ones(3), 1)),
+        (
+            lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX),
+            lambda: dist.all_reduce(torch.ones(3)),
+        ),
+    ]
+    for calls in pairs:
+        with pytest.raises(dist.DistBackendError) as caught:
+            calls[rank]()
+        texts.append(one_line(caught.value))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 2
+    return texts
+
+
+def different_operations():
+    calls = [lambda: dist.all_reduce(torch.ones(3)), lambda: dist.broadcast(torch.ones(3), 0)]
+    with pytest.raises(dist.DistBackendError) as caught:
+        calls[dist.get_rank()]()
+    return one_line(caught.value)
+
+
+def wrong_splits():
+    """The outputs of rank 0 do not fit what the others send."""
+    text = ""
+    if dist.get_rank() == 0:
+        with pytest.raises(ValueError, match="rows to this rank") as caught:
+            dist.all_to_all_single(torch.zeros(3), torch.ones(2), [2, 1], [1, 1])
+        text = one_line(caught.value)
+    else:
+        dist.all_to_all_single(torch.zeros(2), torch.ones(2), [1, 1], [1, 1])
+    dist.barrier()
+    return text
+
+
+def test_calls_that_differ_between_ranks(pool, tmp_path):
+    # The default, 5 s, is long for a test.
+    limit = {"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}
+    with pool.ranks(2, init=False, env=limit) as ranks:
+        ranks.run(begin, new_file(tmp_path))
+        for texts in zip(*ranks.run(different_calls), strict=True):
+            for rank, text in enumerate(texts):
+                assert text.startswith(f"rank {rank}: "), text
+                assert "rank 0" in text
+                assert "rank 1" in text
+        assert ranks.run(wrong_splits)[0].startswith("rank 0: ")
+        for text in ranks.run(different_operations):
+            assert "allreduce" in text
+            assert "broadcast" in text
+        ranks.run(end)
+
+
+def killed(victim):
+    """A rank dies during training: the survivors' next operation fails and names it."""
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(torch.ones(10))
+    took = time.monotonic() - began
+    # What is called afterwards fails at once, and the group can be destroyed.
+    with pytest.raises(dist.DistBackendError, match=f"rank {victim}"):
+        dist.barrier()
+    with pytest.raises(dist.DistBackendError, match=f"rank {victim}"):
+        dist.recv(torch.zeros(1), victim)
+    dist.destroy_process_group()
+    return took, one_line(caught.value)
+
+
+def test_killed_rank_is_named(pool, tmp_path):
+    with pool.ranks(3, hosts="aab", init=False) as ranks:
+        ranks.run(begin, new_file(tmp_path), "horoplug", 600.0)
+        outcomes = ranks.outcomes(killed, 1)
+        assert outcomes[1].died
+        for rank in (0, 2):
+            took, text = outcomes[rank].value
+            assert text.startswith(f"rank {rank}: ")
+            assert "rank 1" in text
+            assert took < 10
+
+
+def lone(file, seconds):
+    """The other rank does not come."""
+    began = time.monotonic()
+    with pytest.raises(Exception, match=r".") as caught:
+        begin(file, "horoplug", seconds)
+    assert not dist.is_initialized()
+    return time.monotonic() - began, one_line(caught.value)
+
+
+def ended_store(rank, port):
+    """Rank 0 has the store and ends before the group exists; rank 1 gets one line."""
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", port, 2, True, timedelta(seconds=20))
+        store.wait(["here"], timedelta(seconds=20))
+        os._exit(0)
+    store = dist.TCPStore("127.0.0.1", port, 2, False, timedelta(seconds=20))
+    store.set("here", "1")
+    began = time.monotonic()
+    with pytest.raises(Exception, match=r".") as caught:
+        dist.init_process_group(
+            "horoplug", store=store, rank=1, world_size=2, timeout=timedelta(seconds=10)
+        )
+    return time.monotonic() - began, one_line(caught.value)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_rank_that_does_not_come(pool, tmp_path):
+    with pool.ranks(2, init=False) as ranks:
+        files = [new_file(tmp_path), new_file(tmp_path)]
+        for took, text in ranks.run(lambda: lone(files[int(os.environ["HOROVOD_RANK"])], 1.0)):
+            assert took < 10
+            assert text
+
+
+def test_store_that_ends_before_the_group_exists(pool):
+    port = free_port()
+    with pool.ranks(2, init=False) as ranks:
+        outcomes = ranks.outcomes(
+            lambda: ended_store(int(os.environ["HOROVOD_RANK"]), port), timeout=60
+        )
+        assert outcomes[0].died
+        assert not outcomes[1].failed, outcomes[1]
+        took, text = outcomes[1].value
+        assert took < 15
+        assert "store" in text
+
+
+def test_misspelt_backend(pool, tmp_path):
+    file = new_file(tmp_path)
+
+    def check():
+        with pytest.raises(Exception, match="horoplag") as caught:
+            begin(file, "horoplag")
+        return one_line(caught.value)
+
+    with pool.ranks(1, init=False) as ranks:
+        assert ranks.run(check)
+
+
+def test_other_ranks_have_another_backend(pool, tmp_path):
+    """Rank 0 uses Gloo: the others are told at once instead of waiting for its store."""
+    file = new_file(tmp_path)
+
+    def check():
+        backend = ["gloo", "horoplug"][int(os.environ["HOROVOD_RANK"])]
+        began = time.monotonic()
+        with pytest.raises(Exception, match=r"."):
+            begin(file, backend, 1.0)
+        return time.monotonic() - began
+
+    with pool.ranks(2, init=False) as ranks:
+        assert max(ranks.run(check)) < 20
+
+
+def test_interrupted_program_ends():
+    """Ctrl-C ends a wait."""
+    program = """
+import sys, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("horoplug", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=60))
+work = dist.group.WORLD.recv_anysource([torch.zeros(1)], 5)
+print("waiting", flush=True)
+work.wait()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait(10)
+    assert "KeyboardInterrupt" in errors
