@@ -1,4 +1,4 @@
-"""Collective operations on plain bytes, without a framework: for pickled objects and for the package itself."""
+"""Operations on plain bytes, without a framework: for pickled objects and for the package itself."""
 
 import ctypes
 from collections.abc import Sequence
@@ -63,3 +63,13 @@ def allgather_bytes(data: bytearray, call: Call) -> list[memoryview]:
         parts.append(joined[start : start + length])
         start += length
     return parts
+
+
+def send_bytes(data: bytearray, call: Call) -> None:
+    """Send ``data`` to rank ``call.root``, which receives it with the same tag."""
+    perform(_ADAPTER, BY_NAME["send"], (memoryview(data),), call)
+
+
+def recv_bytes(data: bytearray, call: Call) -> None:
+    """Overwrite ``data`` with what rank ``call.root`` has sent. The size is that of the sent data."""
+    perform(_ADAPTER, BY_NAME["recv"], (memoryview(data),), call, in_place=True)

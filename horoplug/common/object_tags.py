@@ -1,4 +1,4 @@
-"""Authenticates the objects of ``broadcast_object`` and ``allgather_object`` before they are unpickled.
+"""Authenticates objects of ``broadcast_object``, ``allgather_object`` and ``send_object`` before they are unpickled.
 
 Objects travel as the data of ordinary operations, over connections whose later traffic is not authenticated. Each
 pickled object therefore has a header:
@@ -37,7 +37,7 @@ class ObjectOperation(NamedTuple):
     """The operation that carries objects."""
 
     kind: str
-    """``broadcast`` or ``allgather``."""
+    """``broadcast``, ``allgather`` or ``recv``."""
     process_set: int
     name: str | None
 

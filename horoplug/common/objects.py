@@ -1,4 +1,4 @@
-"""``broadcast_object`` and ``allgather_object``: Python objects as pickled bytes.
+"""``broadcast_object``, ``allgather_object``, ``send_object`` and ``recv_object``: Python objects as pickled bytes.
 
 Unpickling data executes code, so the bytes are authenticated first (object_tags.py)."""
 
@@ -7,7 +7,12 @@ import pickle
 import threading
 from typing import Any
 
-from horoplug.common.byte_transfer import allgather_bytes, broadcast_bytes
+from horoplug.common.byte_transfer import (
+    allgather_bytes,
+    broadcast_bytes,
+    recv_bytes,
+    send_bytes,
+)
 from horoplug.common.context import context
 from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags, check
 from horoplug.common.opspec import Call
@@ -89,6 +94,47 @@ def allgather_object(
     return objects
 
 
+def send_object(
+    obj: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> None:
+    """Send an object to rank `dest` (a global rank), where a :func:`recv_object` with the same `tag` returns a copy.
+    The object must be picklable. Returns when the other rank has received it. Several objects with one tag arrive in
+    the order of the calls. Several threads may call this function, also with the same tag.
+
+    Each object takes two messages of its tag, so a tag is either for objects or for the tensors of ``send``.
+
+    Raises NotInitializedError before ``init``, ValueError for an invalid rank or tag and for a process set that is not
+    registered or does not contain this rank, and HorovodInternalError if a rank has failed."""
+    set_id = process_set_id(process_set)
+    data = bytearray(dumps(obj))
+    operation = _point_to_point(context.connections().rank, dest, tag, set_id)
+    tags, call = _tags(), Call(None, root=dest, process_set=set_id, tag=tag)
+    with _lock("send", operation):
+        send_bytes(bytearray(tags.seal(operation, data)), call)
+        send_bytes(data, call)
+
+
+def recv_object(source: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the object that rank `source` (a global rank) sends with :func:`send_object` and the same `tag`.
+
+    Raises the exceptions of :func:`send_object`, and HorovodInternalError if the object was changed on its way."""
+    set_id = process_set_id(process_set)
+    operation = _point_to_point(source, context.connections().rank, tag, set_id)
+    tags, call = _tags(), Call(None, root=source, process_set=set_id, tag=tag)
+    with _lock("recv", operation):
+        header = bytearray(HEADER_BYTES)
+        recv_bytes(header, call)
+        length, digest = tags.check_header(operation, source, header)
+        data = bytearray(length)
+        recv_bytes(data, call)
+    check(operation, source, digest, data)
+    return pickle.loads(data)
+
+
+def _point_to_point(source: int, dest: int, tag: int, set_id: int) -> ObjectOperation:
+    return ObjectOperation("recv", set_id, f"from {source} to {dest} with tag {tag}")
+
+
 def _tags() -> ObjectTags:
     """This rank's object tags in the current generation."""
     found = context.per_job.get(_TAGS)
@@ -106,10 +152,14 @@ _NAMED = contextlib.nullcontext()
 def _in_order(operation: ObjectOperation) -> contextlib.AbstractContextManager[Any]:
     """A context that runs operations without a name one after the other. Receivers require growing numbers, and the
     core pairs the n-th unnamed operation of one rank with the n-th of every other rank."""
-    if operation.name:
-        return _NAMED
-    lock = context.per_job.get(operation)
+    return _NAMED if operation.name else _lock("collective", operation)
+
+
+def _lock(side: str, operation: ObjectOperation) -> contextlib.AbstractContextManager[Any]:
+    """The lock of a side (a rank may send to itself) of an operation, in the current generation."""
+    key = (side, operation)
+    lock = context.per_job.get(key)
     if lock is None:
-        lock = context.per_job.setdefault(operation, threading.Lock())
+        lock = context.per_job.setdefault(key, threading.Lock())
     assert isinstance(lock, contextlib.AbstractContextManager)
     return lock

@@ -16,17 +16,15 @@ from horoplug.lightning.job import JobMixin
 class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     """Train with one process per rank, which ``horovodrun`` or another launcher of :func:`horoplug.torch.init` starts.
 
-    ``Fabric(strategy="horovod")`` after ``import horoplug.lightning`` creates it without arguments. The module has to be
-    set up before its optimizers, or together with them.
+    ``Fabric(strategy="horovod")`` after ``import horoplug.lightning`` creates it without arguments. The module has to
+    be set up before its optimizers, or together with them.
 
     optimizer_options: further arguments of :func:`horoplug.torch.DistributedOptimizer`, such as ``compression``.
     options: arguments of every strategy: accelerator, parallel_devices, cluster_environment, checkpoint_io, precision.
 
     Creating it joins the job, and raises the exceptions of ``hvd.init``."""
 
-    def __init__(
-        self, *, optimizer_options: dict[str, Any] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *, optimizer_options: dict[str, Any] | None = None, **options: Any) -> None:
         options.setdefault("cluster_environment", HorovodEnvironment())
         super().__init__(**options)
         self._optimizer_options = optimizer_options or {}

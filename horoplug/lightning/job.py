@@ -35,7 +35,7 @@ class JobMixin:
         self._wrapped: list[Any] = []
         self._paused = False
 
-    # ---- the processes ------------------------------------------------------------------------------------------------
+    # ---- the processes -----------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
         """Join the job, if this process has left it since the strategy was created."""
@@ -77,7 +77,7 @@ class JobMixin:
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
-    # ---- collectives --------------------------------------------------------------------------------------------------
+    # ---- collectives -------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None) -> None:
         hvd.barrier()
@@ -105,10 +105,10 @@ class JobMixin:
         op, process_set = _OPS[name], _process_set(group)
         if op == hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
             total = hvd.allreduce(tensor, op=hvd.Sum, process_set=process_set)
-            return (total / process_set.size()).to(tensor.dtype)
+            return (total / (process_set.size() or 1)).to(tensor.dtype)
         return hvd.allreduce(tensor, op=op, process_set=process_set)
 
-    # ---- models and optimizers ----------------------------------------------------------------------------------------
+    # ---- models and optimizers ---------------------------------------------------------------------------------------
 
     def _broadcast_module(self, module: torch.nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""

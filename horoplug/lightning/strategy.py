@@ -28,6 +28,8 @@ class HorovodStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     Creating it joins the job, and raises the exceptions of ``hvd.init``."""
 
     strategy_name = "horovod"
+    model: Any
+    optimizers: Any
 
     def __init__(
         self,

@@ -9,6 +9,8 @@ import torch
 from horoplug.common.api import *  # noqa: F403
 from horoplug.common.objects import allgather_object as allgather_object
 from horoplug.common.objects import broadcast_object as broadcast_object
+from horoplug.common.objects import recv_object as recv_object
+from horoplug.common.objects import send_object as send_object
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.common.variants import barrier as barrier

@@ -1,4 +1,4 @@
-"""broadcast_object and allgather_object: what did not come from a rank of the job is not unpickled."""
+"""Objects that are broadcast, gathered and sent: what did not come from a rank of the job is not unpickled."""
 
 import collections
 import itertools
@@ -251,3 +251,98 @@ def test_threads_exchange_objects_at_the_same_time(job):
     for found in job.run(work, seed()):
         assert {name: found[name] for name in "abc"} == expected
         assert found["x"] == found["y"] == [None] * 60
+
+
+# ---- send_object and recv_object -------------------------------------------------------------------------------------
+
+
+def test_objects_between_two_ranks(job):
+    """A token is passed around; a process set, a second tag and the own rank are in use at the same time."""
+
+    def work():
+        size, rank = hvd.size(), hvd.rank()
+        after, before = (rank + 1) % size, (rank - 1) % size
+        pair = hvd.add_process_set([0, 2])
+        own = threading.Thread(target=hvd.send_object, args=({"own": rank}, rank, 7))
+        own.start()
+        token = ["start"]
+        for step in range(3):
+            if rank:
+                token = hvd.recv_object(before)
+            hvd.send_object([*token, (step, rank)], after)
+            if not rank:
+                token = hvd.recv_object(before)
+        assert hvd.recv_object(rank, 7) == {"own": rank}
+        own.join(30)
+        if rank == 0:
+            hvd.send_object("x" * 3_000_000, 2, 4, pair)
+        elif rank == 2:
+            assert hvd.recv_object(0, 4, process_set=pair) == "x" * 3_000_000
+        hvd.remove_process_set(pair)
+        return token
+
+    tokens = job.run(work)
+    assert tokens[0] == ["start", *((step, rank) for step in range(3) for rank in range(3))]
+
+
+def test_threads_send_objects_to_one_rank(job):
+    """Several threads use one tag: no message of one object is taken for a message of another one."""
+
+    def work(number):
+        rng = random.Random(number + hvd.rank())
+        if hvd.rank() == 0:
+            received = [[], []]
+
+            def receive(n):
+                for _ in range(60):
+                    received[n].append(hvd.recv_object(n + 1, 1))
+
+            threads = [threading.Thread(target=receive, args=(n,)) for n in (0, 1)]
+        else:
+
+            def send(n):
+                for i in range(20):
+                    hvd.send_object((n, i, "x" * rng.randrange(5000)), 0, 1)
+
+            threads = [threading.Thread(target=send, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return [[each[:2] for each in one] for one in received] if hvd.rank() == 0 else None
+
+    for one in job.run(work, seed())[0]:
+        for n in range(3):
+            assert [i for m, i in one if m == n] == [*range(20)]
+
+
+def test_invalid_objects_and_ranks_are_refused(job):
+    def work():
+        with pytest.raises(ValueError, match="rank 9 does not exist"):
+            hvd.send_object(1, 9)
+        with pytest.raises(ValueError, match="tags are 0 or more"):
+            hvd.recv_object(0, -1)
+        with pytest.raises(TypeError):
+            hvd.send_object(threading.Lock(), 0)
+        return hvd.allgather_object(hvd.rank())
+
+    assert job.run(work) == [[0, 1, 2]] * 3
+
+
+def test_sent_pickle_that_was_replaced_on_the_network_is_not_unpickled(pool, tmp_path):
+    secret = "x" * 2000
+    text = cloudpickle.dumps(secret)
+    evil = pickle.dumps(Evil(str(tmp_path / "evil"))).ljust(len(text), b".")
+    with pool.ranks(2, hosts="ab", init=False) as job:
+        job.run(lambda: init_behind_relay(hvd.init, Replacer(text, evil)))
+
+        def work():
+            return hvd.send_object(secret, 1, 3) if hvd.rank() == 0 else hvd.recv_object(0, 3)
+
+        good, bad = job.outcomes(work)
+        assert not good.failed, good
+        assert bad.kind == "TamperedMessageError", bad
+        assert (
+            "recv_object from 0 to 1 with tag 3: the object from rank 0 was changed" in bad.message
+        )
+    assert not Path(tmp_path / "evil").exists()

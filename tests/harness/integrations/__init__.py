@@ -1,0 +1,1 @@
+"""Programs that tests/integrations runs on several ranks."""
