@@ -246,7 +246,8 @@ const void* place_of_result(Engine& engine, int rank, OpKind op, std::int64_t ro
   const auto operation = engine.handles().done(handle);
   const auto& outcome = operation->outcomes.front();
   const auto* values = static_cast<const float*>(outcome.data);
-  result.assign(values, values + static_cast<std::size_t>(outcome.bytes) / sizeof(float));
+  const auto count = static_cast<std::ptrdiff_t>(outcome.bytes / std::int64_t{sizeof(float)});
+  result.assign(values, values + count);
   const void* const place = outcome.data;
   engine.handles().release(handle);
   return place;
