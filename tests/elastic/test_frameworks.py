@@ -107,13 +107,13 @@ def test_torch_job_survives_failures_of_several_processes_and_failures_during_re
 
 DIES_IN_INIT = """
 from horoplug.common import context
-start = context._start_engine
+start = context.start_engine
 
 def start_or_die(config, *args):
     faults.at("init", 0, config.rank)
     return start(config, *args)
 
-context._start_engine = start_or_die
+context.start_engine = start_or_die
 """
 
 

@@ -54,8 +54,8 @@ def test_exceptions_of_the_server_are_raised_by_the_caller(job):
         if hvd.rank() == 0:
             example.serve([], [1, 2])
             return
-        with pytest.raises(IndexError, match="pop from empty list"):
-            example.call(0, "pop")
+        with pytest.raises(ValueError, match="not in list"):
+            example.call(0, "index", "nothing")
         example.call(0, "append", hvd.rank())
         example.stop(0)
 

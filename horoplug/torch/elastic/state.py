@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from horoplug.common.elastic import ObjectState as ObjectState
 from horoplug.common.elastic import check_alike
 from horoplug.common.progress import InPlaceState
 from horoplug.torch.elastic.progress import TorchProgress, check_reductions, checksum

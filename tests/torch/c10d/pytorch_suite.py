@@ -13,7 +13,8 @@ import unittest
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("HOROPLUG_AS_GLOO", "1")
 os.environ.setdefault("WORLD_SIZE", "3")
-os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="horoplug-c10d-")
+# A process that multiprocessing spawns imports this file once more, and has the variable from its parent.
+os.environ.setdefault("TEMP_DIR", f"{tempfile.gettempdir()}/horoplug-c10d-{os.getpid()}")
 os.environ["INIT_METHOD"] = f"file://{os.environ['TEMP_DIR']}/init"
 
 import torch.distributed as dist
@@ -59,7 +60,9 @@ class Result(unittest.TextTestResult):
 
 
 if __name__ == "__main__":
+    folder = os.environ["TEMP_DIR"]
+    os.makedirs(folder, exist_ok=True)
     try:
         unittest.main(testRunner=unittest.TextTestRunner(resultclass=Result))
     finally:
-        shutil.rmtree(os.environ["TEMP_DIR"], ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
