@@ -485,3 +485,54 @@ def refused():
 
 def test_invalid_calls_are_refused_in_one_line(groups):
     groups.run(refused)
+
+
+def check_tensors_of_dropped_works():
+    """Rank 0 keeps neither works nor tensors of its sends, and uses memory of that size before rank 1 receives."""
+    go, count = torch.zeros(1), 200_000
+    if dist.get_rank() == 0:
+        for number in range(10):
+            dist.isend(torch.full([count], float(number)), 1, tag=number)
+        others = [torch.full([count], -1.0) for _ in range(20)]
+        dist.send(go, 1, tag=99)
+        assert all(other[0] == -1 for other in others)
+    elif dist.get_rank() == 1:
+        dist.recv(go, 0, tag=99)
+        for number in range(10):
+            tensor = torch.zeros(count)
+            dist.recv(tensor, 0, tag=number)
+            assert tensor.unique().tolist() == [number]
+    dist.barrier()
+
+
+def test_tensors_of_dropped_works_stay_alive(groups):
+    groups.run(check_tensors_of_dropped_works)
+
+
+def check_overlapping_tensors():
+    """The input of an all_gather may be this rank's part of the output. Of other operations, the results are right too
+    if the output is a part of the input, which is then overwritten while it is read."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (3, 100_000):
+        expected = torch.arange(size * count, dtype=torch.float32)
+        whole = torch.full((size * count,), -1.0)
+        own = whole[rank * count : (rank + 1) * count]
+        own.copy_(expected[rank * count : (rank + 1) * count])
+        dist.all_gather_into_tensor(whole, own)
+        assert torch.equal(whole, expected)
+        shifted = torch.cat([whole, whole.new_zeros(1)])
+        dist.all_gather_into_tensor(shifted[1:], shifted[rank * count : (rank + 1) * count])
+        assert torch.equal(shifted[1:], expected)
+        for part in range(size):
+            summed = expected.clone()
+            output = summed[part * count : (part + 1) * count]
+            dist.reduce_scatter_tensor(output, summed)
+            assert torch.equal(output, size * expected[rank * count : (rank + 1) * count])
+        exchanged = expected + rank
+        dist.all_to_all_single(exchanged, exchanged)
+        own = expected[rank * count : (rank + 1) * count]
+        assert torch.equal(exchanged, torch.cat([own + other for other in range(size)]))
+
+
+def test_outputs_may_overlap_with_inputs(groups):
+    groups.run(check_overlapping_tensors)

@@ -114,6 +114,33 @@ def test_killed_rank_is_named(pool, tmp_path):
             assert took < 10
 
 
+def killed_during_backward(as_views):
+    """The error that the survivor gets from DistributedDataParallel."""
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(10, 20), torch.nn.Linear(20, 3)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), gradient_as_bucket_view=as_views, bucket_cap_mb=1
+    )
+    for _ in range(3):  # buckets are made anew after the first step
+        model(torch.ones(4, 10)).sum().backward()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.ones(4, 10)).sum().backward()
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_error_of_a_bucket_names_its_parameters(pool, tmp_path, as_views):
+    with pool.ranks(2, init=False) as ranks:
+        ranks.run(begin, new_file(tmp_path), "horoplug", 600.0)
+        text = ranks.outcomes(killed_during_backward, as_views)[0].value
+        assert "rank 1 has died" in text
+        for name in ("module.0.weight", "module.0.bias", "module.1.weight", "module.1.bias"):
+            assert name in text
+
+
 def lone(file, seconds):
     """The other rank does not come."""
     began = time.monotonic()
