@@ -418,15 +418,18 @@ TEST_CASE("a recv from any rank gets the tensor and the number of its sender on 
     Cluster cluster(transport, 3, patient());
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
-      for (const std::size_t count : {1, 300000}) {  // in the offer, and after it
-        std::vector<float> data(count, static_cast<float>(rank));
+      for (const int count : {1, 300000}) {  // in the offer, and after it
+        std::vector<float> data(static_cast<std::size_t>(count), static_cast<float>(rank));
+        // Each size has a tag of its own: a rank may send the second one before the other ranks
+        // have sent the first one.
         if (rank != 0) {
-          perform(engine, order_of(OpKind::kSend, data, 0));
+          perform(engine, order_of(OpKind::kSend, data, 0, count));
           continue;
         }
         std::set<std::int64_t> sources;
         for (int i = 0; i < 2; ++i) {
-          const hp_handle handle = submit(engine, order_of(OpKind::kReceive, data, HP_ANY_RANK));
+          const hp_handle handle =
+              submit(engine, order_of(OpKind::kReceive, data, HP_ANY_RANK, count));
           await(engine, handle);
           const std::int64_t source = engine.handles().done(handle)->value;
           expect(data.front() == static_cast<float>(source), "tensor");
