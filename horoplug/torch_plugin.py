@@ -10,9 +10,10 @@ import warnings
 from importlib import import_module
 from typing import Any
 
+from horoplug.base.variables import VARIABLES, read
+
 BACKEND = "horoplug"
-_AS_GLOO = ("HOROPLUG_AS_GLOO", "HOROVOD_AS_GLOO")
-_FALSE = ("", "0", "false", "no", "off")
+_AS_GLOO = next(variable for variable in VARIABLES if variable.field == "as_gloo")
 
 
 def autoload() -> None:
@@ -32,8 +33,7 @@ def register() -> None:
     if not dist.is_available() or BACKEND.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-    setting = next((os.environ[name] for name in _AS_GLOO if os.environ.get(name)), "")
-    if setting.lower() not in _FALSE:
+    if read(_AS_GLOO, os.environ):
         _c10d().replace_gloo()
 
 

@@ -139,19 +139,20 @@ class ProcessGroup(Calls):
 
     @_on_its_device
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        check_whole(self._size, "all_gather_into_tensor", output, tensor)
-        return self._rows(Op.ALLGATHER, [(tensor, output)], opts)
+        return self._all_gather([(tensor, output)], opts)
 
     _allgather_base = all_gather_single
 
     @_on_its_device
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        pairs = list(zip(inputs, outputs, strict=True))
+        return self._all_gather(list(zip(inputs, outputs, strict=True)), opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather(self, pairs: Sequence[Any], opts: Any) -> Any:
         for tensor, output in pairs:
             check_whole(self._size, "all_gather_into_tensor", output, tensor)
         return self._rows(Op.ALLGATHER, pairs, opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @_on_its_device
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -161,21 +162,19 @@ class ProcessGroup(Calls):
 
     @_on_its_device
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        check_whole(self._size, "reduce_scatter_tensor", tensor, output)
         return self._reduce_scatter([(tensor, output)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     @_on_its_device
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        pairs = list(zip(inputs, outputs, strict=True))
-        for tensor, output in pairs:
-            check_whole(self._size, "reduce_scatter_tensor", tensor, output)
-        return self._reduce_scatter(pairs, opts)
+        return self._reduce_scatter(list(zip(inputs, outputs, strict=True)), opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, pairs: Sequence[Any], opts: Any) -> Any:
+        for tensor, output in pairs:
+            check_whole(self._size, "reduce_scatter_tensor", tensor, output)
         reduction = _reduction(opts)
         if reduction.bitwise is not None:
             return bitwise.reduce_scatter(self, pairs, reduction.bitwise)

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
 from tests.harness.support import environment
 
 # A group of one rank. Says which modules "import torch" alone has loaded, and what the group is.
@@ -23,17 +22,22 @@ dist.destroy_process_group()
 """
 
 
-def run(backend="horoplug", imports="import torch", **variables):
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(backend=backend, imports=imports)],
+def python(*arguments, **variables):
+    """Outside the source tree, so that PyTorch finds the entry points as in an installed package."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         env=environment() | variables,
         cwd="/",
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=90,
         check=False,
     )
+
+
+def run(backend="horoplug", imports="import torch", **variables):
+    process = python("-c", PROGRAM.format(backend=backend, imports=imports), **variables)
     return process.stdout, process.stderr.strip().splitlines(), process.returncode
 
 
@@ -71,25 +75,8 @@ def test_flag_of_the_launcher(tmp_path):
     """``horovodrun --as-gloo`` reaches programs and the launchers that they start, such as torchrun."""
     program = tmp_path / "train.py"
     program.write_text(PROGRAM.format(backend="gloo", imports="import torch"))
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "horoplug.runner.launch",
-            "-np",
-            "1",
-            "--as-gloo",
-            sys.executable,
-            str(program),
-        ],
-        env=environment(),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    launcher = ("-m", "horoplug.runner.launch", "-np", "1", "--as-gloo", sys.executable)
+    process = python(*launcher, str(program))
     assert process.returncode == 0, process.stderr
     assert "group: horoplug.torch.c10d.gloo gloo" in process.stdout
 
@@ -109,24 +96,8 @@ dist.destroy_process_group()
 def test_torchrun(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TRAINING.format(backend="cpu:horoplug,cuda:nccl"))
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "3",
-            str(program),
-        ],
-        env=environment(),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    process = python(*launcher, str(program))
     assert process.returncode == 0, process.stderr
     lines = sorted(process.stdout.splitlines())
     assert lines == [f"horoplug.torch.c10d.process_group rank {rank} sum 6.0" for rank in range(3)]
