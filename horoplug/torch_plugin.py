@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any = None) -> Any:
-    """Called on every member of a new group."""
+    """Create the process group of this rank. PyTorch calls it on every member of a new group."""
     return _c10d().ProcessGroup(
         options.store,
         options.group_rank,

@@ -18,7 +18,7 @@ from horoplug.torch.c10d.work import Submitted, Work
 
 Finish = Callable[[], None]
 
-_PAIRWISE = (Op.SEND, Op.RECV)
+_POINT_TO_POINT = (Op.SEND, Op.RECV)
 _REDUCING = (Op.ALLREDUCE, Op.REDUCE, Op.REDUCESCATTER)
 
 
@@ -109,7 +109,7 @@ class Calls(Group):
             for group in groups.values()
             for part in ([group] if many else [[t] for t in group])
         ]
-        blocking = self._blocks(opts) and len(parts) == 1
+        blocking = self._is_blocking(opts) and len(parts) == 1
         submitted, kept, finishes = [], [], []
         for part in parts:
             each, dense = self._submit(
@@ -153,7 +153,7 @@ class Calls(Group):
     ) -> Any:
         """Operations whose results the core allocates. ``pairs``: input and output; the output is a tensor, or a
         list of tensors that get equal parts. ``expected``: the rows that have to come from each rank."""
-        blocking = self._blocks(opts) and len(pairs) == 1
+        blocking = self._is_blocking(opts) and len(pairs) == 1
         submitted, kept = [], []
         for tensor, output in pairs:
             each, dense = self._submit(
@@ -234,18 +234,18 @@ class Calls(Group):
     ) -> Any:
         """Wait for the operations of one call if the caller asks for it, else return their ``Work``. ``inputs``: the
         tensors that the caller gave; ``tensors``: what has to stay alive."""
-        shown = profiling.record(self.own_names[-1], op, inputs, title)
+        event = profiling.record(self.own_names[-1], op, inputs, title)
 
         def work() -> Work:
             kept = (tensors, outputs)
             return Work(
-                self._operations, submitted, kept, outputs, finish, op not in _PAIRWISE, shown
+                self._operations, submitted, kept, outputs, finish, op not in _POINT_TO_POINT, event
             )
 
         if self._coalesced is not None:
             self._coalesced.append(made := work())
             return made
-        if shown is not None or not self._blocks(opts):
+        if event is not None or not self._is_blocking(opts):
             return self._operations.track(work())
         try:
             failure = self._operations.finish(submitted, finish)
@@ -256,7 +256,7 @@ class Calls(Group):
             raise failure
         return None
 
-    def _blocks(self, opts: Any) -> bool:
+    def _is_blocking(self, opts: Any) -> bool:
         """Whether the caller of the operation waits for its end and needs no ``Work``."""
         return not getattr(opts, "asyncOp", True) and self._coalesced is None
 

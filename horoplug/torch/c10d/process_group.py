@@ -59,7 +59,7 @@ class ProcessGroup(Calls):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         (tensor,) = tensors = _listed(tensors)
-        if self._blocks(opts) and self._allreduce_at_once(tensor, opts):
+        if self._is_blocking(opts) and self._allreduce_at_once(tensor, opts):
             return None
         if (other := self._other(tensor)) is not None:
             return other.allreduce(tensors, opts)

@@ -51,10 +51,10 @@ class Work(_Base):  # type: ignore[misc]
         outputs: Sequence[torch.Tensor],
         finish: Callable[[], None] | None,
         collective: bool = True,
-        shown: Record | None = None,
+        event: Record | None = None,
     ) -> None:
         """``tensors``: what has to stay alive. ``finish``: moves the results to the caller's tensors; it is called once
-        when the operations are done. ``shown``: the event in the profile, which ends with the operations."""
+        when the operations are done. ``event``: the event in the profile, which ends with the operations."""
         super().__init__()
         self._operations = operations
         self._submitted = submitted
@@ -67,9 +67,9 @@ class Work(_Base):  # type: ignore[misc]
         self._error: BaseException | None = None
         self._value: int | None = None
         self._future: torch.futures.Future[Any] | None = None
-        self._told = False  # the future is complete
-        self._shown = shown
-        self._recorded = threading.Event() if shown is not None else None
+        self._future_is_complete = False
+        self._event = event
+        self._recorded = threading.Event() if event is not None else None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until the operations are done. Raises DistBackendError if they failed, or are not done after
@@ -140,8 +140,8 @@ class Work(_Base):  # type: ignore[misc]
             self._complete()
             done = True
         if done:
-            self._tell()
-        elif self._shown is None:
+            self._complete_future()
+        elif self._event is None:
             self._operations.complete_later(self)
         return self._future
 
@@ -159,15 +159,15 @@ class Work(_Base):  # type: ignore[misc]
             self._tensors = self._finish = None
         self._operations.forget(self)
 
-    def _tell(self) -> None:
+    def _complete_future(self) -> None:
         """Complete the future, and end the event in the profile."""
-        if self._shown is not None and self._recorded is not None and not self._recorded.is_set():
-            self._shown.end()
+        if self._event is not None and self._recorded is not None and not self._recorded.is_set():
+            self._event.end()
             self._recorded.set()
         with self._lock:
-            if self._future is None or self._told:
+            if self._future is None or self._future_is_complete:
                 return
-            self._told = True
+            self._future_is_complete = True
         self._ended.set_result(None)
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
@@ -197,7 +197,7 @@ class Operations:
             oldest._complete()
             self.forget(oldest)
         self._in_flight[work] = None
-        if work._shown is not None:
+        if work._event is not None:
             self.complete_later(work)
         return work
 
@@ -281,7 +281,7 @@ class Operations:
                 is_over = self._closed and not self._waiting
             for work in done:
                 work._complete()
-                work._tell()
+                work._complete_future()
             if is_over:
                 return
 
