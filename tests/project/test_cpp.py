@@ -1,6 +1,6 @@
 """Runs the C++ tests, plain and under the sanitizers, and the fuzz targets, so that one summary includes all tests.
 
-A test builds its configuration, or waits for it if CI is building it. A binary that is missing is a failure, not a skip."""
+A test builds its configuration, or waits until CI has built it. A missing binary is a failure, not a skip."""
 
 import contextlib
 import functools

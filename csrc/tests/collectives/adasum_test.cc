@@ -15,14 +15,15 @@ using namespace horoplug::testing;
 
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
+constexpr DType kAdasumDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
+                                   DType::kFloat64};
 // Sizes around those at which algorithms change: 16 KiB in shared memory, a slot of 1 MiB, chunks
 // of 256 KiB on a stream.
 #if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
-constexpr int kRanks[] = {1, 2, 4};
+constexpr int kAdasumSizes[] = {1, 2, 4};
 constexpr std::size_t kLarge = 150'001;
 #else
-constexpr int kRanks[] = {1, 2, 4, 8};
+constexpr int kAdasumSizes[] = {1, 2, 4, 8};
 constexpr std::size_t kLarge = 700'003;
 #endif
 const char* const kStreams[] = {"adasum_halving", "adasum_doubling"};
@@ -160,7 +161,7 @@ double excess(DType dtype, const Tensors& got, const std::vector<Vector>& expect
 // Intermediate results are float32, or float64 for float64 tensors.
 double tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 3e-6; }
 
-EngineOptions forced(const char* algorithm) {
+EngineOptions with_algorithm(const char* algorithm) {
   EngineOptions options = test_options();
   if (algorithm != nullptr) options.algorithm = algorithm;
   return options;
@@ -169,8 +170,8 @@ EngineOptions forced(const char* algorithm) {
 }  // namespace
 
 TEST_CASE("groups of tensors match the reference, with the same bits on every transport") {
-  for (const DType dtype : kDTypes) {
-    for (const int ranks : kRanks) {
+  for (const DType dtype : kAdasumDTypes) {
+    for (const int ranks : kAdasumSizes) {
       const Case small(dtype, ranks, {1, 0, 17, 5, 64, 129});
       const Case large(dtype, ranks, {3, kLarge, 0, 1001, kLarge / 3});
       const auto expected_small = small.expected();
@@ -201,7 +202,7 @@ TEST_CASE("groups of tensors match the reference, with the same bits on every tr
 }
 
 TEST_CASE("every algorithm gives the same bits, for single and for fused tensors") {
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kAdasumDTypes) {
     if (kSanitized && dtype != DType::kFloat16 && dtype != DType::kFloat64) continue;
     for (const int ranks : {2, 4, 8}) {
       const Case fused(dtype, ranks, {40'001, 7, 3001, 1});
@@ -211,7 +212,7 @@ TEST_CASE("every algorithm gives the same bits, for single and for fused tensors
         CAPTURE(std::string(dtype_name(dtype)));
         CAPTURE(ranks);
         CAPTURE(std::string(algorithm));
-        Cluster cluster(Transport::kThreads, ranks, forced(algorithm));
+        Cluster cluster(Transport::kThreads, ranks, with_algorithm(algorithm));
         CHECK((fused.run(cluster) == expected));
         for (std::size_t tensor = 0; tensor < expected.size(); ++tensor) {
           for (Cluster* const one : {&cluster, &direct}) {
@@ -232,7 +233,7 @@ TEST_CASE("large tensors match the reference with every algorithm") {
     for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
       CAPTURE(std::string(algorithm));
       CAPTURE(transport_name(transport));
-      Cluster cluster(transport, 4, forced(algorithm));
+      Cluster cluster(transport, 4, with_algorithm(algorithm));
       CHECK(excess(DType::kFloat32, one.run(cluster), expected) < tolerance(DType::kFloat32));
     }
   }
@@ -242,7 +243,7 @@ TEST_CASE("zeros do not change the result, equal vectors are averaged, orthogona
   // The tensors: zeros except on rank 1; equal on all ranks; nonzero only at indices that are rank
   // modulo 4; zeros on all ranks.
   for (const Transport transport : kTransports) {
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kAdasumDTypes) {
       for (const std::size_t count : {std::size_t{24}, std::size_t{30'000}}) {
         CAPTURE(transport_name(transport));
         CAPTURE(std::string(dtype_name(dtype)));
@@ -276,7 +277,7 @@ TEST_CASE("zeros do not change the result, equal vectors are averaged, orthogona
 TEST_CASE("scale factors are applied before and after Adasum") {
   // Adasum(c a, c b) = c Adasum(a, b).
   for (const Transport transport : kTransports) {
-    for (const int ranks : kRanks) {
+    for (const int ranks : kAdasumSizes) {
       const Case one(DType::kFloat32, ranks, {5003, 20});
       auto expected = one.expected();
       for (Vector& vector : expected) {
@@ -324,7 +325,7 @@ TEST_CASE("Adasum is rejected at submission if the number of ranks is not a powe
 TEST_CASE("all Adasum kernels give the same bits, which match float64 arithmetic") {
   const KernelTables tables = available_kernels();
   const KernelTable& baseline = *tables.tables[tables.count - 1];
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kAdasumDTypes) {
     const auto column = static_cast<int>(dtype);
     for (const std::size_t count :
          {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{1029}}) {

@@ -44,8 +44,8 @@ class Twice final : public testing::NoMpi {
   bool fails = false;
 };
 
-struct Job {
-  Job() { comm.set_mpi(&mpi); }
+struct AllreduceJob {
+  AllreduceJob() { comm.set_mpi(&mpi); }
 
   // Starts an in-place allreduce of one tensor.
   template <typename T>
@@ -71,7 +71,7 @@ struct Job {
 template <typename T>
 std::vector<T> reduced(DType dtype, std::vector<T> data, ReduceOp op = ReduceOp::kSum,
                        const Finish& finish = {}) {
-  Job job;
+  AllreduceJob job;
   const auto fiber = job.begin(dtype, data, op, finish);
   CHECK_FALSE(fiber->poll());
   CHECK(fiber->polled());  // MPI does not ring doorbells
@@ -112,7 +112,7 @@ TEST_CASE("all elements of a large tensor are divided") {
 }
 
 TEST_CASE("memory that MPI may still write to is not reused and is never the user's") {
-  Job job;
+  AllreduceJob job;
   std::vector<float> data(1000, 1);
   auto fiber = job.begin(DType::kFloat32, data);
   CHECK_FALSE(fiber->poll());
@@ -137,7 +137,7 @@ TEST_CASE("memory that MPI may still write to is not reused and is never the use
 }
 
 TEST_CASE("an MPI error fails the operation and leaves the tensor unchanged") {
-  Job job;
+  AllreduceJob job;
   job.mpi.fails = true;
   std::vector<float> data(10, 1);
   const auto fiber = job.begin(DType::kFloat32, data);

@@ -31,8 +31,8 @@ const Algorithm& by_mpi(OpKind kind) {
 }
 
 // One rank of a collective.
-struct Rank {
-  Rank(FakeJob& job, int number)
+struct CollectiveRank {
+  CollectiveRank(FakeJob& job, int number)
       : mpi(job, number),
         comm(number, std::vector<std::vector<Link*>>(static_cast<std::size_t>(job.size)), nullptr) {
     comm.set_mpi(&mpi);
@@ -49,16 +49,16 @@ struct Rank {
   std::unique_ptr<Fiber> fiber;
 };
 
-class Job {
+class CollectiveJob {
  public:
-  explicit Job(int ranks) : job_(ranks) {
-    for (int i = 0; i < ranks; ++i) ranks_.push_back(std::make_unique<Rank>(job_, i));
+  explicit CollectiveJob(int ranks) : job_(ranks) {
+    for (int i = 0; i < ranks; ++i) ranks_.push_back(std::make_unique<CollectiveRank>(job_, i));
   }
-  Rank& rank(std::size_t i) { return *ranks_[i]; }
+  CollectiveRank& rank(std::size_t i) { return *ranks_[i]; }
   int size() const { return job_.size; }
 
   void start(OpKind kind, std::size_t i) {
-    Rank& rank = *ranks_[i];
+    CollectiveRank& rank = *ranks_[i];
     rank.call.kind = kind;
     rank.call.input = rank.input.data();
     rank.call.output = rank.output.data();
@@ -98,7 +98,7 @@ class Job {
 
  private:
   FakeJob job_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<CollectiveRank>> ranks_;
 };
 
 Data random_bytes(std::mt19937_64& random, std::size_t bytes) {
@@ -118,7 +118,7 @@ std::size_t sum(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
 }
 
-void check_allgather(Job& job, Given given) {
+void check_allgather(CollectiveJob& job, Given given) {
   Sizes parts;
   Data wanted;
   for (std::size_t i = 0; i < static_cast<std::size_t>(job.size()); ++i) {
@@ -134,12 +134,12 @@ void check_allgather(Job& job, Given given) {
   for (std::size_t i = 0; i < parts.size(); ++i) CHECK(job.rank(i).output == wanted);
 }
 
-void check_alltoall(Job& job, Given given) {
+void check_alltoall(CollectiveJob& job, Given given) {
   const auto ranks = static_cast<std::size_t>(job.size());
   std::vector<Data> wanted(ranks);
   for (std::size_t to = 0; to < ranks; ++to) job.rank(to).receive_bytes.clear();
   for (std::size_t from = 0; from < ranks; ++from) {
-    Rank& sender = job.rank(from);
+    CollectiveRank& sender = job.rank(from);
     sender.send_bytes.clear();
     sender.input.clear();
     for (std::size_t to = 0; to < ranks; ++to) {
@@ -156,12 +156,12 @@ void check_alltoall(Job& job, Given given) {
 }
 
 // Broadcasts two tensors, one of them in place.
-void check_broadcast(Job& job, Given given) {
+void check_broadcast(CollectiveJob& job, Given given) {
   const auto ranks = static_cast<std::size_t>(job.size());
   const std::size_t root = given.random() % ranks;
   const std::size_t bytes = given.size();
   for (std::size_t i = 0; i < ranks; ++i) {
-    Rank& rank = job.rank(i);
+    CollectiveRank& rank = job.rank(i);
     rank.input = random_bytes(given.random, bytes);
     rank.output = random_bytes(given.random, bytes + 9);
     rank.layout = std::make_unique<Layout>(DType::kUInt8, 1.0);
@@ -176,7 +176,7 @@ void check_broadcast(Job& job, Given given) {
 }
 
 // Averages small integers, whose sums are exact in any order.
-void check_reducescatter(Job& job, Given given) {
+void check_reducescatter(CollectiveJob& job, Given given) {
   const auto ranks = static_cast<std::size_t>(job.size());
   Sizes parts;
   for (std::size_t i = 0; i < ranks; ++i) parts.push_back(given.size() * sizeof(float));
@@ -188,7 +188,7 @@ void check_reducescatter(Job& job, Given given) {
       values[at] = static_cast<float>(given.random() % 100 * ranks);
       mean[at] += values[at] / static_cast<float>(ranks);
     }
-    Rank& rank = job.rank(i);
+    CollectiveRank& rank = job.rank(i);
     rank.input.resize(elements * sizeof(float));
     if (elements > 0) std::memcpy(rank.input.data(), values.data(), rank.input.size());
     rank.output.assign(parts[i], std::byte{});
@@ -216,7 +216,7 @@ TEST_CASE("MPI's collectives give correct results for parts of any sizes") {
   std::mt19937_64 random(seed);
   for (const int ranks : {2, 3, 5}) {
     CAPTURE(ranks);
-    Job job(ranks);
+    CollectiveJob job(ranks);
     for (int repeat = 0; repeat < 10; ++repeat) {
       const Given given{random, repeat == 0};
       check_allgather(job, given);
@@ -229,10 +229,10 @@ TEST_CASE("MPI's collectives give correct results for parts of any sizes") {
 }
 
 TEST_CASE("every NaN in the result of a reduce-scatter is the canonical NaN") {
-  Job job(2);
+  CollectiveJob job(2);
   const std::vector<std::uint32_t> odd{0x7fc12345, 0xffc00001, 0x80000000, 0x3f800000};
   for (std::size_t i = 0; i < 2; ++i) {
-    Rank& rank = job.rank(i);
+    CollectiveRank& rank = job.rank(i);
     rank.input.resize(16);
     std::memcpy(rank.input.data(), odd.data(), 16);
     rank.output.resize(8);
@@ -250,9 +250,9 @@ TEST_CASE("every NaN in the result of a reduce-scatter is the canonical NaN") {
 }
 
 TEST_CASE("memory that MPI may still use is not reused, nor are its tables of sizes") {
-  Job job(2);
+  CollectiveJob job(2);
   for (std::size_t i = 0; i < 2; ++i) {
-    Rank& rank = job.rank(i);
+    CollectiveRank& rank = job.rank(i);
     rank.send_bytes = rank.receive_bytes = {100, 100};
     rank.input.assign(200, std::byte{1});
     rank.output.assign(200, std::byte{2});
@@ -276,8 +276,8 @@ TEST_CASE("memory that MPI may still use is not reused, nor are its tables of si
 
 TEST_CASE("an MPI error fails the operation") {
   for (const OpKind kind : {OpKind::kAllgather, OpKind::kAlltoall, OpKind::kBarrier}) {
-    Job job(2);
-    Rank& rank = job.rank(0);
+    CollectiveJob job(2);
+    CollectiveRank& rank = job.rank(0);
     rank.mpi.fails = true;
     rank.send_bytes = rank.receive_bytes = {4, 4};
     rank.input.resize(8);
@@ -290,7 +290,7 @@ TEST_CASE("an MPI error fails the operation") {
 
 TEST_CASE("MPI is chosen only for operations that it supports and that do not exceed its counts") {
   FakeJob fake(2);
-  Rank rank(fake, 0);
+  CollectiveRank rank(fake, 0);
   const auto can = [&](OpKind kind) {
     rank.call.kind = kind;
     rank.call.receive_bytes = rank.receive_bytes;
@@ -341,7 +341,7 @@ TEST_CASE("MPI is chosen only for operations that it supports and that do not ex
 
 TEST_CASE("a batch of a plan does not use MPI's barrier, which cannot be withdrawn") {
   FakeJob fake(2);
-  Rank rank(fake, 0);
+  CollectiveRank rank(fake, 0);
   const auto chosen = [&] { return std::string(choose_algorithm(rank.comm, Call{}, "mpi").name); };
   CHECK(chosen() == "mpi");
   rank.comm.begin({.set = 0, .epoch = 1, .batch = 1, .check = 0});

@@ -21,7 +21,7 @@ using Bytes = std::vector<std::byte>;
 // the dtype.
 #if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
-constexpr int kRanks[] = {1, 2, 3, 5};
+constexpr int kSizes[] = {1, 2, 3, 5};
 constexpr std::size_t kLargeCounts[] = {70'001, 270'003};
 constexpr int kForcedRanks[] = {6};
 constexpr std::size_t kForcedCounts[] = {1, 999, 140'007};
@@ -34,7 +34,7 @@ constexpr DType kDTypes[] = {DType::kBool,    DType::kUInt8,     DType::kInt8,  
                              DType::kInt16,   DType::kUInt32,    DType::kInt32,     DType::kUInt64,
                              DType::kInt64,   DType::kFloat16,   DType::kBFloat16,  DType::kFloat32,
                              DType::kFloat64, DType::kComplex64, DType::kComplex128};
-constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8};
+constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8};
 constexpr std::size_t kLargeCounts[] = {70'001, 600'003};
 constexpr int kForcedRanks[] = {2, 3, 6, 7};
 constexpr std::size_t kForcedCounts[] = {1, 999, 300'007, 1'700'003};
@@ -294,7 +294,7 @@ void run_large(Cluster& cluster) {
 
 TEST_CASE("all operations, dtypes and reductions give correct results on 1 to 8 ranks") {
   for (const Transport transport : kTransports) {
-    for (const int ranks : kRanks) {
+    for (const int ranks : kSizes) {
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
       Cluster cluster(transport, ranks);

@@ -119,11 +119,12 @@ Bytes on_cpu(Engine& engine, const Tensor& tensor, int rank) {
   return perform(engine, order);
 }
 
-// Fails to allocate large halves of CUDA IPC's buffers, whose sizes are powers of two.
-CUresult (*allocate)(CUdeviceptr*, std::size_t) = nullptr;
+// Fails to real_allocate large halves of CUDA IPC's buffers, whose sizes are powers of two.
+CUresult (*real_allocate)(CUdeviceptr*, std::size_t) = nullptr;
 CUresult allocate_small_halves(CUdeviceptr* address, std::size_t bytes) {
   constexpr CUresult kOutOfMemory = 2;
-  return std::has_single_bit(bytes) && bytes > 2 << 20 ? kOutOfMemory : allocate(address, bytes);
+  return std::has_single_bit(bytes) && bytes > 2 << 20 ? kOutOfMemory
+                                                       : real_allocate(address, bytes);
 }
 
 GpuJobOptions options_of(const char* algorithm, int ranks) {
@@ -181,7 +182,7 @@ TEST_CASE("Adasum gives the same bits if CUDA IPC runs it in several rounds") {
   }
   GpuJobOptions options = options_of("ipc", 2);
   options.driver = [](int, cuda::DriverApi& api) {
-    allocate = api.MemAlloc;
+    real_allocate = api.MemAlloc;
     api.MemAlloc = allocate_small_halves;
   };
   check_job(options, tensors);

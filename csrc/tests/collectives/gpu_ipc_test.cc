@@ -38,10 +38,10 @@ EngineOptions in_two_steps() {
 
 // Driver functions with faults. The function pointers are global, because all tests have the same
 // driver functions.
-CUresult (*allocate)(CUdeviceptr*, std::size_t) = nullptr;
+CUresult (*unlimited_allocate)(CUdeviceptr*, std::size_t) = nullptr;
 CUresult allocate_little(CUdeviceptr* address, std::size_t bytes) {
   constexpr CUresult kOutOfMemory = 2;
-  return bytes > 2 << 20 ? kOutOfMemory : allocate(address, bytes);
+  return bytes > 2 << 20 ? kOutOfMemory : unlimited_allocate(address, bytes);
 }
 CUresult set_nothing(CUdeviceptr, unsigned char, std::size_t, CUstream) { return 0; }
 #if !defined(HOROPLUG_TSAN)
@@ -85,7 +85,7 @@ TEST_CASE("with little GPU memory on one rank, all ranks use smaller chunks in s
     GpuJob job(
         {.ranks = 3, .engine = options, .gpu = gpus, .driver = [](int rank, cuda::DriverApi& api) {
            if (rank != 1) return;
-           allocate = api.MemAlloc;
+           unlimited_allocate = api.MemAlloc;
            api.MemAlloc = allocate_little;
          }});
     run_random(job, 5, 1, {280'000, 300'000});
@@ -126,7 +126,8 @@ TEST_CASE("if one rank cannot use CUDA IPC, no rank does, and one warning has th
   for (const Failure& failure : failures) {
     CAPTURE(failure.reason);
     GpuJob job({.ranks = 3, .engine = with_ipc(), .driver = [&](int rank, cuda::DriverApi& api) {
-                  allocate = api.MemAlloc == allocate_little ? allocate : api.MemAlloc;
+                  unlimited_allocate =
+                      api.MemAlloc == allocate_little ? unlimited_allocate : api.MemAlloc;
                   failure.driver(rank, api);
                 }});
     job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "first")); });

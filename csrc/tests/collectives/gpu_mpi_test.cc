@@ -129,8 +129,8 @@ class Shared {
 };
 
 // A job whose ranks have MPIs with these capabilities.
-struct Job {
-  explicit Job(std::vector<OnGpu> on_gpu, std::chrono::microseconds delay = {})
+struct GpuMpiJob {
+  explicit GpuMpiJob(std::vector<OnGpu> on_gpu, std::chrono::microseconds delay = {})
       : ranks(static_cast<int>(on_gpu.size())), mpi(ranks, std::move(on_gpu)) {
     GpuJobOptions options;
     options.ranks = ranks;
@@ -156,8 +156,8 @@ TEST_CASE("concurrent random operations by MPI on GPU memory equal those of the 
   for (const int ranks : {2, 3, 4}) {
     for (const int delay : {50, 2000}) {
       CAPTURE(ranks);
-      Job job(std::vector<OnGpu>(static_cast<std::size_t>(ranks), OnGpu::kAll),
-              std::chrono::microseconds(delay));
+      GpuMpiJob job(std::vector<OnGpu>(static_cast<std::size_t>(ranks), OnGpu::kAll),
+                    std::chrono::microseconds(delay));
       const int count = kSanitized || delay > 50 ? 15 : 60;
       run_random(*job.job, count, 10, {0, 6000});
       for (const OpKind kind : kMoves) CHECK(job.begun_on_device(kind) > 0);
@@ -170,7 +170,7 @@ TEST_CASE("concurrent random operations by MPI on GPU memory equal those of the 
 }
 
 TEST_CASE("ranks call MPI's collectives in the same order after plans break") {
-  Job job({OnGpu::kAll, OnGpu::kAll, OnGpu::kAll});
+  GpuMpiJob job({OnGpu::kAll, OnGpu::kAll, OnGpu::kAll});
   constexpr int kSteps = 24, kTensors = 4;
   job.job->run([&](int rank) {
     for (int step = 0; step < kSteps; ++step) {
@@ -211,7 +211,7 @@ TEST_CASE("ranks use only the MPI capabilities that all of them have, and log wh
   };
   for (const Case& each : cases) {
     CAPTURE(each.line);
-    Job job(each.on_gpu);
+    GpuMpiJob job(each.on_gpu);
     run_random(*job.job, 15, 5, {100, 3000});
     for (const OpKind kind : kMoves) {
       CHECK((job.begun_on_device(kind) > 0) == (each.together >= OnGpu::kMoves));
@@ -225,7 +225,7 @@ TEST_CASE("ranks use only the MPI capabilities that all of them have, and log wh
 // LeakSanitizer would report the memory that is abandoned to MPI.
 #if !defined(HOROPLUG_ASAN)
 TEST_CASE("an MPI error fails the job with a message that names MPI") {
-  Job job({OnGpu::kAll, OnGpu::kAll});
+  GpuMpiJob job({OnGpu::kAll, OnGpu::kAll});
   job.job->run([&](int rank) {
     InFlight first(*job.job, rank, sum("first", 500, 1), false);
     CHECK(first.result() == sum("", 500, 2).input);
@@ -243,8 +243,9 @@ TEST_CASE("an MPI error fails the job with a message that names MPI") {
 namespace {
 
 // One rank of an alltoall, without an engine.
-struct Rank {
-  Rank(SimulatedGpu& gpu, FakeJob& job, int number) : framework(gpu, number), mpi(job, number) {
+struct AlltoallRank {
+  AlltoallRank(SimulatedGpu& gpu, FakeJob& job, int number)
+      : framework(gpu, number), mpi(job, number) {
     cuda::Toolkit toolkit;
     toolkit.driver = gpu.api();
     toolkit.images = SimulatedGpu::code;
@@ -284,18 +285,18 @@ struct Rank {
 struct Pair {
   Pair() : gpu({.devices = 2}) {
     REQUIRE(gpu.api().Init(0) == cuda::kSuccess);
-    for (int i = 0; i < 2; ++i) ranks.push_back(std::make_unique<Rank>(gpu, job, i));
+    for (int i = 0; i < 2; ++i) ranks.push_back(std::make_unique<AlltoallRank>(gpu, job, i));
     for (auto& rank : ranks) {
-      rank->input.write(Bytes(Rank::kBytes, std::byte{7}));
-      rank->output.write(Bytes(Rank::kBytes, std::byte{2}));
+      rank->input.write(Bytes(AlltoallRank::kBytes, std::byte{7}));
+      rank->output.write(Bytes(AlltoallRank::kBytes, std::byte{2}));
       static_cast<void>(rank->output.read());  // waits until both writes are done
     }
   }
-  Rank& operator[](std::size_t i) { return *ranks[i]; }
+  AlltoallRank& operator[](std::size_t i) { return *ranks[i]; }
 
   SimulatedGpu gpu;
   FakeJob job{2};
-  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<std::unique_ptr<AlltoallRank>> ranks;
 };
 
 }  // namespace
@@ -334,7 +335,7 @@ TEST_CASE("GPU memory that MPI may still use is neither reused nor freed") {
   pair[1].start();
   pair[1].poll_until([&] { return pair[1].has_begun(); });  // MPI writes to it
   CHECK(static_cast<const std::byte*>(had.output)[0] == std::byte{7});
-  CHECK(pair[0].output.read() == Bytes(Rank::kBytes, std::byte{2}));
+  CHECK(pair[0].output.read() == Bytes(AlltoallRank::kBytes, std::byte{2}));
 
   pair[0].start();
   pair[0].poll_until([&] { return pair[0].has_begun(); });

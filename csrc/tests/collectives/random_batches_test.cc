@@ -203,9 +203,9 @@ void limit_backlogs(Ranks& ranks, Random& random) {
 }
 
 // The ranks, each with its part of the work.
-class Job {
+class RandomJob {
  public:
-  Job(const Work& work, Random& random)
+  RandomJob(const Work& work, Random& random)
       : work_(work),
         ranks_(work.ranks, work.hosts,
                [&](std::unique_ptr<Stream> stream, std::size_t, std::size_t) {
@@ -276,7 +276,7 @@ constexpr Channel kPlanned{.set = 0, .epoch = 1, .batch = 1, .check = 7};
 constexpr Channel kNegotiated{.set = 0, .epoch = 0, .batch = 1, .check = 8};
 
 std::vector<std::vector<std::byte>> expected_results(const Work& work, Random& random) {
-  Job job(work, random);
+  RandomJob job(work, random);
   for (std::size_t rank = 0; rank < work.ranks; ++rank) job.start(rank, kNegotiated);
   job.run();
   for (std::size_t rank = 0; rank < work.ranks; ++rank) REQUIRE(job.is_done(rank));
@@ -301,7 +301,7 @@ TEST_CASE("whichever rank is late, at any step and with any shapes, a plan's bat
   for_random_work([](const Work& work, Random& random) {
     const auto expected = expected_results(work, random);
 
-    Job job(work, random);
+    RandomJob job(work, random);
     std::vector<std::size_t> order(work.ranks);
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::shuffle(order.begin(), order.end(), random);
@@ -339,7 +339,7 @@ TEST_CASE("whichever rank is late, at any step and with any shapes, a plan's bat
 
 TEST_CASE("no memory of a batch is read or written after its coroutine was destroyed") {
   for_random_work([](const Work& work, Random& random) {
-    Job job(work, random);
+    RandomJob job(work, random);
     for (std::size_t rank = 0; rank < work.ranks; ++rank) job.start(rank, kNegotiated);
     for (int turns = below(random, 10); turns > 0; --turns) job.run_a_little(random);
 

@@ -18,8 +18,9 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Ranks = std::vector<int>;
 
-constexpr DType kDTypes[] = {DType::kUInt8,    DType::kInt32,   DType::kInt64,  DType::kFloat16,
-                             DType::kBFloat16, DType::kFloat32, DType::kFloat64};
+constexpr DType kRootedDTypes[] = {DType::kUInt8,   DType::kInt32,    DType::kInt64,
+                                   DType::kFloat16, DType::kBFloat16, DType::kFloat32,
+                                   DType::kFloat64};
 constexpr int kCases = kSanitized ? 6 : 20;
 
 double value_of(int rank, std::size_t i) {
@@ -30,7 +31,7 @@ Bytes array_of(DType dtype, int rank, std::size_t count) {
   return make_array(dtype, count, 20, [&](std::size_t i) { return value_of(rank, i); });
 }
 
-void check(const std::string& difference, const std::string& what) {
+void check_rooted(const std::string& difference, const std::string& what) {
   if (!difference.empty()) throw std::runtime_error(what + ": " + difference);
 }
 
@@ -38,7 +39,7 @@ void check(const std::string& difference, const std::string& what) {
 struct Draw {
   explicit Draw(std::uint64_t seed) : random(seed) {}
   std::size_t below(std::size_t limit) { return random() % limit; }
-  DType dtype() { return kDTypes[below(std::size(kDTypes))]; }
+  DType dtype() { return kRootedDTypes[below(std::size(kRootedDTypes))]; }
   // Sizes around those at which algorithms change, and 0.
   std::size_t count() {
     constexpr std::size_t kCounts[] = {0, 1, 3, 1025, 70'001, 600'003};
@@ -77,17 +78,17 @@ void check_reduce(const Scene& scene, Draw& draw) {
   const std::string what = std::string("reduce ") + dtype_name(dtype) + " x " +
                            std::to_string(count) + " to rank " + std::to_string(root);
   if (scene.rank != root) {
-    check(difference(dtype, result, before), what + ", output of another rank");
+    check_rooted(difference(dtype, result, before), what + ", output of another rank");
     return;
   }
-  check(difference(dtype, result,
-                   make_array(dtype, count, 20,
-                              [&](std::size_t i) {
-                                double sum = 0;
-                                for (const int rank : scene.ranks) sum += value_of(rank, i);
-                                return sum;
-                              })),
-        what);
+  check_rooted(difference(dtype, result,
+                          make_array(dtype, count, 20,
+                                     [&](std::size_t i) {
+                                       double sum = 0;
+                                       for (const int rank : scene.ranks) sum += value_of(rank, i);
+                                       return sum;
+                                     })),
+               what);
 }
 
 void check_gather(const Scene& scene, Draw& draw) {
@@ -112,7 +113,7 @@ void check_gather(const Scene& scene, Draw& draw) {
     const Bytes part = array_of(dtype, scene.ranks[i], rows[i] * 2);
     expected.insert(expected.end(), part.begin(), part.end());
   }
-  check(difference(dtype, result, expected), "gather to rank " + std::to_string(root));
+  check_rooted(difference(dtype, result, expected), "gather to rank " + std::to_string(root));
 }
 
 void check_scatter(const Scene& scene, Draw& draw) {
@@ -153,7 +154,7 @@ void check_scatter(const Scene& scene, Draw& draw) {
   const auto bytes = static_cast<std::size_t>(rows[me]) * row_bytes;
   const Bytes expected(whole.begin() + static_cast<std::ptrdiff_t>(first),
                        whole.begin() + static_cast<std::ptrdiff_t>(first + bytes));
-  check(difference(dtype, result, expected), "scatter from rank " + std::to_string(root));
+  check_rooted(difference(dtype, result, expected), "scatter from rank " + std::to_string(root));
 }
 
 void run_cases(Cluster& cluster, std::uint64_t seed) {

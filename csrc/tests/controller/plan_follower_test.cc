@@ -16,7 +16,7 @@ using horoplug::testing::sum_of;
 namespace {
 
 // Rank 0 has the children 1 and 3; rank 1 has the child 2.
-const TreePosition kRoot{0, -1, {1, 3}, {{1, 2}, {3}}};
+const TreePosition kFollowedRoot{0, -1, {1, 3}, {{1, 2}, {3}}};
 const TreePosition kInner{1, 0, {2}, {{2}}};
 const TreePosition kLeaf{2, 1, {}, {}};
 
@@ -140,7 +140,7 @@ TEST_CASE("a batch that all ranks have joined is not withdrawn when the plan end
 }
 
 TEST_CASE("the root halts all ranks when a rank breaks the plan, and learns when all have halted") {
-  Rank rank(kRoot);
+  Rank rank(kFollowedRoot);
   rank.install();
   const PlanNotice current = rank.notice();
   CHECK(!rank.plans.receive(1, MessageKind::kBreak, {0, 0}));  // a plan that has ended

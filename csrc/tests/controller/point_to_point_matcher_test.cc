@@ -15,7 +15,7 @@ using namespace horoplug::testing;
 namespace {
 
 using Matcher = PointToPointMatcher;
-using Kind = Matcher::Event::Kind;
+using EventKind = Matcher::Event::Kind;
 using Posting = Matcher::Posting;
 
 // Ranks, and the messages between them. Messages of a pair of ranks are delivered in order.
@@ -31,8 +31,8 @@ struct Network {
       under_way[{rank, message.to}].push_back(std::move(message.bytes));
     }
     for (auto& event : this->rank(rank).take_events()) {
-      if (event.kind == Kind::kReceive) unaccepted.emplace_back(rank, event);
-      if (event.kind == Kind::kFail) {
+      if (event.kind == EventKind::kReceive) unaccepted.emplace_back(rank, event);
+      if (event.kind == EventKind::kFail) {
         std::erase_if(unaccepted, [&](const auto& other) {
           return other.first == rank && other.second.ticket == event.ticket;
         });
@@ -118,10 +118,10 @@ TEST_CASE("a send and a recv start on both ranks, whichever comes first") {
     const auto events = network.take();
     REQUIRE(events.size() == 2);
     CHECK(events[0].first == 1);
-    CHECK(events[0].second.kind == Kind::kReceive);
+    CHECK(events[0].second.kind == EventKind::kReceive);
     CHECK(events[0].second.ticket == 20);
     CHECK(events[1].first == 0);
-    CHECK(events[1].second.kind == Kind::kSend);
+    CHECK(events[1].second.kind == EventKind::kSend);
     CHECK(events[1].second.ticket == 10);
     CHECK(events[0].second.transfer == events[1].second.transfer);
     CHECK(network.rank(0).unmatched() == 0);
@@ -153,7 +153,7 @@ TEST_CASE("a mismatch fails both operations with both sides' values") {
   const auto events = network.take();
   REQUIRE(events.size() == 2);
   for (const auto& [rank, event] : events) {
-    CHECK(event.kind == Kind::kFail);
+    CHECK(event.kind == EventKind::kFail);
     CHECK(event.status.code == HP_MISMATCH);
     CHECK(mentions(event.status, {"send from rank 0 to rank 1, tag 3", "float32 on rank 0",
                                   "int64 on rank 1", "[2, 3] on rank 0", "[3, 2] on rank 1"}));
@@ -204,11 +204,11 @@ TEST_CASE("a rank can send to itself") {
   network.collect(0);
   const auto events = network.take();
   REQUIRE(events.size() == 3);
-  CHECK(events[0].second.kind == Kind::kCopy);
+  CHECK(events[0].second.kind == EventKind::kCopy);
   CHECK(events[0].second.ticket == 1);
   CHECK(events[0].second.partner == 2);
-  CHECK(events[1].second.kind == Kind::kFail);
-  CHECK(events[2].second.kind == Kind::kFail);
+  CHECK(events[1].second.kind == EventKind::kFail);
+  CHECK(events[2].second.kind == EventKind::kFail);
   CHECK(network.rank(0).unmatched() == 0);
 }
 
@@ -223,11 +223,11 @@ TEST_CASE("a send that is withdrawn while it is accepted fails the recv") {
   network.deliver_all();
   const auto events = network.take();
   REQUIRE(events.size() == 3);
-  CHECK(events[0].second.kind == Kind::kReceive);
+  CHECK(events[0].second.kind == EventKind::kReceive);
   CHECK(events[1].second.ticket == 1);
-  CHECK(events[1].second.kind == Kind::kFail);
+  CHECK(events[1].second.kind == EventKind::kFail);
   CHECK(events[2].second.ticket == 2);
-  CHECK(events[2].second.kind == Kind::kFail);
+  CHECK(events[2].second.kind == EventKind::kFail);
   CHECK(events[2].second.status.message == "why");
 }
 
@@ -242,7 +242,7 @@ TEST_CASE("a later recv does not match an offer that was withdrawn") {
   network.deliver_all();
   std::vector<std::uint64_t> started;
   for (const auto& [rank, event] : network.take()) {
-    if (event.kind != Kind::kFail) started.push_back(event.ticket);
+    if (event.kind != EventKind::kFail) started.push_back(event.ticket);
   }
   CHECK(started == std::vector<std::uint64_t>{2, 3});
 }
@@ -272,13 +272,13 @@ TEST_CASE("an inline tensor arrives with its offer, and the send ends when it is
   network.deliver(0, 1);
   auto events = network.take();
   REQUIRE(events.size() == 1);
-  CHECK(events[0].second.kind == Kind::kDeliver);
+  CHECK(events[0].second.kind == EventKind::kDeliver);
   CHECK(events[0].second.ticket == 2);
   CHECK(events[0].second.data == data);
   network.deliver_all();
   events = network.take();
   REQUIRE(events.size() == 1);
-  CHECK(events[0].second.kind == Kind::kSent);
+  CHECK(events[0].second.kind == EventKind::kSent);
   CHECK(events[0].second.ticket == 1);
 }
 
@@ -292,8 +292,8 @@ TEST_CASE("an inline tensor has arrived even if its send is withdrawn while it i
   network.deliver_all();
   const auto events = network.take();
   REQUIRE(events.size() == 2);
-  CHECK(events[0].second.kind == Kind::kDeliver);
-  CHECK(events[1].second.kind == Kind::kFail);
+  CHECK(events[0].second.kind == EventKind::kDeliver);
+  CHECK(events[1].second.kind == EventKind::kFail);
   CHECK(events[1].second.ticket == 1);
 }
 
@@ -330,14 +330,14 @@ TEST_CASE("a send starts when the recv accepts, and uses the slots in the answer
   network.deliver(0, 1);
   auto events = network.take();
   REQUIRE(events.size() == 1);
-  CHECK(events[0].second.kind == Kind::kReceive);
+  CHECK(events[0].second.kind == EventKind::kReceive);
   CHECK(events[0].second.source == Offer::Source::kGpu);
   CHECK(!network.deliver(1, 0));
   network.accept();
   network.deliver_all();
   events = network.take();
   REQUIRE(events.size() == 1);
-  CHECK(events[0].second.kind == Kind::kSend);
+  CHECK(events[0].second.kind == EventKind::kSend);
   CHECK(events[0].second.slots == std::vector<std::uint32_t>{3, 2});
 }
 
@@ -389,15 +389,15 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
     std::map<std::uint64_t, int> failed;
     std::map<std::uint64_t, Bytes> delivered;
     for (const auto& [rank, event] : network.take()) {
-      if (event.kind == Kind::kSend || event.kind == Kind::kSent) {
+      if (event.kind == EventKind::kSend || event.kind == EventKind::kSent) {
         sent[{rank, event.transfer}] = event.ticket;
       }
-      if (event.kind == Kind::kReceive || event.kind == Kind::kDeliver) {
+      if (event.kind == EventKind::kReceive || event.kind == EventKind::kDeliver) {
         got[{event.peer, event.transfer}] = event.ticket;
       }
-      if (event.kind == Kind::kDeliver) delivered[event.ticket] = event.data;
-      if (event.kind == Kind::kCopy) partner[event.partner] = event.ticket;
-      if (event.kind == Kind::kFail) ++failed[event.ticket];
+      if (event.kind == EventKind::kDeliver) delivered[event.ticket] = event.data;
+      if (event.kind == EventKind::kCopy) partner[event.partner] = event.ticket;
+      if (event.kind == EventKind::kFail) ++failed[event.ticket];
     }
     for (const auto& [transfer, receive] : got) {
       const auto send = sent.find(transfer);

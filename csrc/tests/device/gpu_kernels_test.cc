@@ -313,8 +313,8 @@ std::vector<Dots> dots_of(DType dtype, const unsigned char* a, const unsigned ch
   for (const auto& [at, count] : chunks) transfers.push_back({at * size, 0, count});
   const std::vector<std::uint64_t> bases = {address(a), address(b)};
   const BatchTable table = make_table(transfers, {size, size}, bases);
-  const Batch batch{table.chunks.data(), static_cast<std::uint32_t>(table.chunks.size()),
-                    table.tiles};
+  const cuda::Batch batch{table.chunks.data(), static_cast<std::uint32_t>(table.chunks.size()),
+                          table.tiles};
   std::vector<Dots> of_tiles(table.tiles), of_chunks(chunks.size());
   const DotsArgs dots{batch, reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(b),
                       of_tiles.data()};

@@ -24,7 +24,7 @@ using horoplug::testing::run_on_host;
 using horoplug::testing::seed;
 using Calls = std::vector<std::string>;
 
-std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+std::uint64_t address_of(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
 
 std::shared_ptr<const Image> code(const std::string& kernel, int capability) {
   return std::make_shared<Image>("image of " + kernel + " for " + std::to_string(capability));
@@ -49,7 +49,7 @@ struct Tensors {
   explicit Tensors(std::size_t count) : from(count, std::vector<float>(5000)), to(5000 * count) {
     for (std::size_t i = 0; i < count; ++i) {
       std::iota(from[i].begin(), from[i].end(), static_cast<float>(i));
-      transfers.push_back({address(from[i].data()), address(to.data() + 5000 * i), 5000});
+      transfers.push_back({address_of(from[i].data()), address_of(to.data() + 5000 * i), 5000});
     }
   }
   std::vector<std::vector<float>> from;
@@ -100,10 +100,10 @@ TEST_CASE("an empty batch launches nothing, and a small one has few blocks") {
 TEST_CASE("reductions and Adasum launch their kernels and give correct results") {
   Gpu gpu;
   Tensors tensors(3);
-  const std::vector<std::uint64_t> sources = {address(tensors.from[0].data()),
-                                              address(tensors.from[1].data()),
-                                              address(tensors.from[2].data())};
-  const std::vector<Transfer> one = {{0, address(tensors.to.data()), 5000}};
+  const std::vector<std::uint64_t> sources = {address_of(tensors.from[0].data()),
+                                              address_of(tensors.from[1].data()),
+                                              address_of(tensors.from[2].data())};
+  const std::vector<Transfer> one = {{0, address_of(tensors.to.data()), 5000}};
   gpu.launcher.reduce(ReduceOp::kAverage, DType::kFloat32, {1, 3}, sources, one);
   CHECK(tensors.to[10] == 11);
   CHECK(gpu.driver.take_calls().back() == "launch reduce_sum_float32 <<<2>>> stream 1");
@@ -113,14 +113,14 @@ TEST_CASE("reductions and Adasum launch their kernels and give correct results")
   std::fill(a.begin(), a.begin() + 100, 2);
   std::fill(b.begin() + 100, b.end(), 3);
   std::vector<Dots> dots(1);
-  const std::vector<Transfer> whole = {{0, address(sum.data()), 200}};
-  gpu.launcher.dots(DType::kFloat32, address(a.data()), address(b.data()), whole,
-                    address(dots.data()));
+  const std::vector<Transfer> whole = {{0, address_of(sum.data()), 200}};
+  gpu.launcher.dots(DType::kFloat32, address_of(a.data()), address_of(b.data()), whole,
+                    address_of(dots.data()));
   CHECK(dots[0].aa == 400);
   CHECK(dots[0].ab == 0);
   CHECK(dots[0].bb == 900);
-  gpu.launcher.blend(DType::kFloat32, address(a.data()), address(b.data()), whole,
-                     address(dots.data()));
+  gpu.launcher.blend(DType::kFloat32, address_of(a.data()), address_of(b.data()), whole,
+                     address_of(dots.data()));
   CHECK((sum[99] == 2 && sum[100] == 3));
   const Calls calls = gpu.driver.take_calls();
   Calls launches;
@@ -135,7 +135,7 @@ TEST_CASE("launches are ordered by events, and the host does not wait") {
   Gpu gpu;
   Tensors tensors(2);
   const Event ready(gpu.context), done(gpu.context);
-  const Stream framework(gpu.context);
+  const cuda::Stream framework(gpu.context);
   ready.record(framework.handle());
   gpu.launcher.stream().wait_for(ready.handle());
   gpu.launcher.move(DType::kFloat32, DType::kFloat32, {}, tensors.transfers);
@@ -158,7 +158,7 @@ TEST_CASE("launches are ordered by events, and the host does not wait") {
 TEST_CASE("the host memory of a table is not reused before its copy to the GPU is done") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
-  const Stream stream(context);
+  const cuda::Stream stream(context);
   TablesOnDevice tables(context, stream.handle(), 2);
   const auto table = [](std::uint64_t n) { return std::vector<Chunk>{{n, n, n, 0, 0}}; };
   const Chunk* const first = tables.place(table(1));
@@ -179,7 +179,7 @@ TEST_CASE("the host memory of a table is not reused before its copy to the GPU i
 TEST_CASE("a table that does not fit into existing memory gets new memory") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
-  const Stream stream(context);
+  const cuda::Stream stream(context);
   TablesOnDevice tables(context, stream.handle(), 1);
   const std::vector<Chunk> small = {{1, 1, 1, 0, 0}}, large(1000, Chunk{2, 2, 2, 0, 0});
   const Chunk* const first = tables.place(small);
@@ -192,7 +192,7 @@ TEST_CASE("a table that does not fit into existing memory gets new memory") {
 TEST_CASE("a table whose copy failed is copied again") {
   RecordedDriver driver;
   const Context context(driver.api(), 0);
-  const Stream stream(context);
+  const cuda::Stream stream(context);
   TablesOnDevice tables(context, stream.handle());
   const std::vector<Chunk> table = {{1, 1, 1, 0, 0}};
   driver.fail("cuMemcpyHtoDAsync", 700);

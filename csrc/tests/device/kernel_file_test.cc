@@ -67,7 +67,7 @@ class File {
   fs::path folder_;
 };
 
-bool contains(const std::string& text, const std::string& part) {
+bool has_part(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("files that are missing, outdated, damaged, foreign or writable by oth
   const std::string start = file.path().string() + ": ";
   CHECK(file.problem() == "");
   CHECK(file.problem(13000) == "");
-  CHECK(contains(file.problem(11080), "is by nvcc 12.8, too new for the driver, which is for "));
+  CHECK(has_part(file.problem(11080), "is by nvcc 12.8, too new for the driver, which is for "));
 
   // Truncated at every length, and too long.
   for (std::uintmax_t left = 0; left < sizeof file.header + kCode.size(); ++left) {
@@ -124,26 +124,26 @@ TEST_CASE("files that are missing, outdated, damaged, foreign or writable by oth
     CHECK(file.problem().starts_with(start + "is "));
   }
   file.write(kCode + " ");
-  CHECK(contains(file.problem(), "is damaged"));
+  CHECK(has_part(file.problem(), "is damaged"));
   std::string other = kCode;
   other.back() ^= 1;
   file.write(other);
-  CHECK(contains(file.problem(), "is damaged; make kernels makes a new one"));
+  CHECK(has_part(file.problem(), "is damaged; make kernels makes a new one"));
   CHECK(open_kernel_file(file.places(), 0).image.empty());
 
   file.header.source ^= 1;
   file.write();
-  CHECK(contains(file.problem(), "was made from another version of the kernels; make kernels"));
+  CHECK(has_part(file.problem(), "was made from another version of the kernels; make kernels"));
   file.header.source ^= 1;
   file.header.magic[0] = 'x';
   file.write();
-  CHECK(contains(file.problem(), "is no file of kernels"));
+  CHECK(has_part(file.problem(), "is no file of kernels"));
 
   file.header.magic[0] = 'h';
   file.write();
   CHECK(file.problem() == "");
   ::chmod(file.path().c_str(), 0666);
-  CHECK(contains(file.problem(), "anybody can write it"));
+  CHECK(has_part(file.problem(), "anybody can write it"));
 }
 
 TEST_CASE("the file is used if NVRTC is missing or does not support the GPU") {

@@ -27,7 +27,7 @@ constexpr OpKind kOps[] = {OpKind::kAllreduce, OpKind::kBroadcast,     OpKind::k
                            OpKind::kAlltoall,  OpKind::kReducescatter, OpKind::kReduce,
                            OpKind::kGather,    OpKind::kScatter};
 
-int below(Random& random, int limit) {
+int below_limit(Random& random, int limit) {
   return static_cast<int>(random() % static_cast<unsigned>(limit));
 }
 
@@ -43,32 +43,32 @@ Given random_operation(Random& random, int ranks, int number, bool exact) {
   Given given;
   Order& order = given.order;
   order.name = "t" + std::to_string(number);
-  order.op = kOps[below(random, std::size(kOps))];
-  order.dtype = kDTypes[below(random, std::size(kDTypes))];
+  order.op = kOps[below_limit(random, std::size(kOps))];
+  order.dtype = kDTypes[below_limit(random, std::size(kDTypes))];
   constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
                                       ReduceOp::kMax, ReduceOp::kProduct};
-  order.reduce = kReductions[below(random, std::size(kReductions))];
-  order.root = below(random, ranks);
+  order.reduce = kReductions[below_limit(random, std::size(kReductions))];
+  order.root = below_limit(random, ranks);
   const bool reduces = operation_info(order.op).reduces;
-  if (order.op == OpKind::kAllreduce && below(random, 3) == 0) {
+  if (order.op == OpKind::kAllreduce && below_limit(random, 3) == 0) {
     order.dtype = DType::kFloat32;
-    order.compressed = below(random, 2) == 0 ? DType::kFloat16 : DType::kBFloat16;
+    order.compressed = below_limit(random, 2) == 0 ? DType::kFloat16 : DType::kBFloat16;
     if (exact && order.reduce == ReduceOp::kAverage) order.reduce = ReduceOp::kSum;
   }
   // The CPU rounds the scaled result to 16 bits before it widens it. A GPU that scales while it
   // widens does not round in between. It does so if no GPU kernel of ours reduces: with NCCL and on
   // one rank.
   const bool finishes = !(order.compressed && ranks == 1);
-  if (reduces && below(random, 3) == 0) order.prescale = 0.5;
-  if (reduces && below(random, 3) == 0 && finishes) order.postscale = 3;
-  given.in_place = below(random, 2) == 0;
+  if (reduces && below_limit(random, 3) == 0) order.prescale = 0.5;
+  if (reduces && below_limit(random, 3) == 0 && finishes) order.postscale = 3;
+  given.in_place = below_limit(random, 2) == 0;
   const bool own_rows = operation_info(order.op).rows_differ && order.op != OpKind::kScatter;
-  const std::int64_t rows = below(random, 40), row = 1 + below(random, 300);
+  const std::int64_t rows = below_limit(random, 40), row = 1 + below_limit(random, 300);
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> splits;
-    std::int64_t own = own_rows ? below(random, 40) : rows;
+    std::int64_t own = own_rows ? below_limit(random, 40) : rows;
     if (order.op == OpKind::kAlltoall) {
-      for (int to = 0; to < ranks; ++to) splits.push_back(below(random, 12));
+      for (int to = 0; to < ranks; ++to) splits.push_back(below_limit(random, 12));
       own = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
     }
     given.shapes.push_back({own, row});
@@ -77,7 +77,8 @@ Given random_operation(Random& random, int ranks, int number, bool exact) {
     Bytes input(count * dtype_size(order.dtype));
     fill(order.dtype, input.data(), count, random);
     if (exact) {
-      input = make_array(order.dtype, count, [&](std::size_t) { return 1 + below(random, 2); });
+      input =
+          make_array(order.dtype, count, [&](std::size_t) { return 1 + below_limit(random, 2); });
     }
     given.inputs.push_back(std::move(input));
   }
@@ -137,7 +138,7 @@ Bytes floats(std::size_t count, float value) {
   return bytes;
 }
 
-Order sum(const std::string& name, std::size_t count) {
+Order sum_of(const std::string& name, std::size_t count) {
   Order order;
   order.name = name;
   order.shape = {static_cast<std::int64_t>(count)};
@@ -164,8 +165,8 @@ TEST_CASE("buffers of several chunks and windows are staged through host memory"
   GpuJob job({.ranks = 2, .engine = with_algorithm("staged")});
   const std::size_t count = ((kSanitized ? 36 : 70) << 20) / sizeof(float) + 5;
   job.run([&](int rank) {
-    const Bytes result =
-        job.perform(rank, sum("large", count), floats(count, static_cast<float>(rank + 1)), true);
+    const Bytes result = job.perform(rank, sum_of("large", count),
+                                     floats(count, static_cast<float>(rank + 1)), true);
     const bool equal = result == floats(count, 3);
     CHECK(equal);
   });
@@ -186,7 +187,7 @@ TEST_CASE("concurrent operations are fused, run in plans, and give correct resul
       for (int i = 0; i < kTensors; ++i) {
         Framework::Array& array = *arrays[static_cast<std::size_t>(i)];
         array.write(floats(100 + 7 * i, static_cast<float>(rank + step + i)));
-        Order order = sum("t" + std::to_string(i), 100 + 7 * i);
+        Order order = sum_of("t" + std::to_string(i), 100 + 7 * i);
         order.reduce = ReduceOp::kAverage;
         order.input = order.output = array.address();
         order.device = framework.device();
@@ -217,9 +218,9 @@ TEST_CASE("the driver is not called before the peers have the root's decision to
     job.run([&](int rank) {
       Engine& engine = job.engine(rank);
       const std::uint64_t before = engine.stats().planned_batches;
-      for (int step = 0; step < 10; ++step) job.perform(rank, sum("planned", 10), floats(10, 1));
+      for (int step = 0; step < 10; ++step) job.perform(rank, sum_of("planned", 10), floats(10, 1));
       CHECK(engine.stats().planned_batches > before);
-      Order beside = sum("beside the plan", 10);
+      Order beside = sum_of("beside the plan", 10);
       beside.dtype = other;
       const Bytes ones = make_array(other, 10, [](std::size_t) { return 1; });
       const Bytes twos = make_array(other, 10, [](std::size_t) { return 2; });
@@ -239,7 +240,7 @@ TEST_CASE("an operation does not make the host wait for the GPU") {
       Framework::Array array(framework, 4000);
       array.write(floats(1000, 1));
       if (!name.empty()) {
-        Order order = sum(name, 1000);
+        Order order = sum_of(name, 1000);
         order.input = order.output = array.address();
         order.device = framework.device();
         order.stream = framework.stream();
@@ -262,10 +263,10 @@ TEST_CASE("tensors on the CPU of one rank and the GPU of another are a mismatch 
   job.run([&](int rank) {
     const Status status = failure_of([&] {
       if (rank == 0) {
-        job.perform(0, sum("t", 4), floats(4, 1));
+        job.perform(0, sum_of("t", 4), floats(4, 1));
       } else {
         Bytes data = floats(4, 1);
-        Order order = sum("t", 4);
+        Order order = sum_of("t", 4);
         order.input = order.output = data.data();
         perform(job.engine(1), order);
       }
@@ -279,8 +280,8 @@ TEST_CASE("a second GPU of one rank and a stream under graph capture are rejecte
   SimulatedOptions gpus;
   gpus.devices = 2;
   GpuJob job({.ranks = 1, .gpu = gpus});
-  job.perform(0, sum("first", 4), floats(4, 1));
-  Order order = sum("second", 4);
+  job.perform(0, sum_of("first", 4), floats(4, 1));
+  Order order = sum_of("second", 4);
   Framework::Array array(job.framework(0), 16);
   order.input = order.output = array.address();
   order.device = 1;
@@ -288,18 +289,18 @@ TEST_CASE("a second GPU of one rank and a stream under graph capture are rejecte
   CHECK(status.code == HP_INVALID_ARGUMENT);
   CHECK(mentions(status, {"cuda:1", "cuda:0", "set_device"}));
   job.gpu().set_capture_status(job.framework(0).stream(), 1);
-  status = failure_of([&] { job.perform(0, sum("third", 4), floats(4, 1)); });
+  status = failure_of([&] { job.perform(0, sum_of("third", 4), floats(4, 1)); });
   CHECK(status.code == HP_UNSUPPORTED);
   CHECK(mentions(status, {"graph", "outside of the capture"}));
   job.gpu().set_capture_status(job.framework(0).stream(), 0);
-  CHECK(job.perform(0, sum("third", 4), floats(4, 1)) == floats(4, 1));
+  CHECK(job.perform(0, sum_of("third", 4), floats(4, 1)) == floats(4, 1));
 }
 
 TEST_CASE("a joined rank takes part even if it has never submitted a GPU tensor") {
   GpuJob job({.ranks = 3});
   job.run([&](int rank) {
     if (rank < 2) {
-      const Bytes result = job.perform(rank, sum("t", 1000), floats(1000, 2), rank == 0);
+      const Bytes result = job.perform(rank, sum_of("t", 1000), floats(1000, 2), rank == 0);
       CHECK((result == floats(1000, 4)));
     }
     await(job.engine(rank), job.engine(rank).join(0));
@@ -309,7 +310,7 @@ TEST_CASE("a joined rank takes part even if it has never submitted a GPU tensor"
 TEST_CASE("the GPU memory of results is freed") {
   auto job = std::make_unique<GpuJob>(GpuJobOptions{.ranks = 2});
   job->run([&](int rank) {
-    Order order = sum("gathered", 50);
+    Order order = sum_of("gathered", 50);
     order.op = OpKind::kAllgather;
     for (int i = 0; i < 5; ++i) CHECK(job->perform(rank, order, floats(50, 1)).size() == 400);
   });
@@ -333,7 +334,7 @@ TEST_CASE("a copy of a result is ordered in its stream after the operation") {
     Framework::Array input(framework, kBytes), copy(framework, 2 * kBytes);
     for (int i = 0; i < 5; ++i) {
       input.write(floats(kBytes / sizeof(float), static_cast<float>(rank + i)));
-      Order order = sum("rows" + std::to_string(i), kBytes / sizeof(float));
+      Order order = sum_of("rows" + std::to_string(i), kBytes / sizeof(float));
       order.op = OpKind::kAllgather;
       order.input = input.address();
       order.device = framework.device();
@@ -355,7 +356,7 @@ TEST_CASE("a copy of a result is ordered in its stream after the operation") {
       CHECK(equal);
     }
     // On the CPU, the copy is complete when the call returns.
-    Order order = sum("cpu", 2);
+    Order order = sum_of("cpu", 2);
     order.op = OpKind::kAllgather;
     const Bytes mine = floats(2, static_cast<float>(rank));
     order.input = mine.data();
@@ -378,7 +379,7 @@ TEST_CASE("overlapping process sets give correct results on GPUs in any order of
         await_value(job.engine(rank), job.engine(rank).add_set({1, 2, 3})));
     for (int step = 0; step < 5; ++step) {
       // Rank 2 is in both sets and alternates their order.
-      Order first = sum("t", 300), second = sum("u", 200);
+      Order first = sum_of("t", 300), second = sum_of("u", 200);
       first.set = set;
       second.set = other;
       const bool swaps = step % 2 == 1;
@@ -391,16 +392,16 @@ TEST_CASE("overlapping process sets give correct results on GPUs in any order of
       if (swaps) run_first();
     }
     await(job.engine(rank), job.engine(rank).remove_set(set));
-    CHECK((job.perform(rank, sum("all", 10), floats(10, 1)) == floats(10, 4)));
+    CHECK((job.perform(rank, sum_of("all", 10), floats(10, 1)) == floats(10, 4)));
   });
 }
 
 TEST_CASE("a failed GPU fails the operations of all ranks") {
   GpuJob job({.ranks = 2});
-  job.run([&](int rank) { job.perform(rank, sum("t", 10), floats(10, 1)); });
+  job.run([&](int rank) { job.perform(rank, sum_of("t", 10), floats(10, 1)); });
   job.gpu().lose_device();
   job.run([&](int rank) {
-    const Status status = failure_of([&] { job.perform(rank, sum("u", 10), floats(10, 1)); });
+    const Status status = failure_of([&] { job.perform(rank, sum_of("u", 10), floats(10, 1)); });
     CHECK(!status.ok());
   });
 }
@@ -412,7 +413,7 @@ TEST_CASE("a smaller buffer is used when GPU memory is short") {
   // The tensor is scaled and must be packed, usually into a buffer of 8 MiB besides its own 8 MiB.
   const std::size_t count = (4 << 20) / sizeof(float) + 1;
   job.run([&](int rank) {
-    Order order = sum("t", count);
+    Order order = sum_of("t", count);
     order.prescale = 2;
     const Bytes result = job.perform(rank, order, floats(count, 1), true);
     CHECK((result == floats(count, 4)));
@@ -433,7 +434,7 @@ TEST_CASE("NCCL runs every operation, also on process sets") {
       job.run([&](int rank) {
         Engine& engine = job.engine(rank);
         const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set({0, 1})));
-        Order order = sum("t", 100);
+        Order order = sum_of("t", 100);
         order.set = set;
         if (rank < 2) CHECK((job.perform(rank, order, floats(100, 1)) == floats(100, 2)));
         await(engine, engine.remove_set(set));
@@ -498,7 +499,7 @@ TEST_CASE("data_timeout does not include the wait for the framework's earlier wo
   EngineOptions engine = with_algorithm("ipc");
   engine.data_timeout = kSanitized ? 1.5 : 0.4;
   GpuJob job({.engine = engine});
-  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  job.run([&](int rank) { job.perform(rank, sum_of("first", 10), floats(10, 1)); });
   job.gpu().pause();
   std::barrier all_waited(2);
   job.run([&](int rank) {
@@ -506,7 +507,7 @@ TEST_CASE("data_timeout does not include the wait for the framework's earlier wo
     // Each dtype needs another kernel, whose loading waits until the GPU is idle.
     std::vector<hp_handle> handles;
     for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
-      Order order = sum(dtype_name(dtype), 0);
+      Order order = sum_of(dtype_name(dtype), 0);
       order.dtype = dtype;
       std::byte nothing{};
       order.input = order.output = &nothing;
@@ -526,7 +527,7 @@ TEST_CASE("data_timeout does not include the wait for the framework's earlier wo
 
 TEST_CASE("an abort ends the waits of the other ranks' GPU streams") {
   GpuJob job({.ranks = 3, .engine = with_algorithm("nccl"), .has_nccl = true});
-  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  job.run([&](int rank) { job.perform(rank, sum_of("first", 10), floats(10, 1)); });
   // The GPUs are busy, and rank 0 aborts when all ranks have enqueued their operation.
   job.gpu().pause();
   std::barrier all_submitted(3);
@@ -534,7 +535,7 @@ TEST_CASE("an abort ends the waits of the other ranks' GPU streams") {
     Framework& framework = job.framework(rank);
     Framework::Array array(framework, 40);
     array.write(floats(10, 1));
-    Order order = sum("second", 10);
+    Order order = sum_of("second", 10);
     order.input = order.output = array.address();
     order.device = framework.device();
     order.stream = framework.stream();
@@ -546,7 +547,8 @@ TEST_CASE("an abort ends the waits of the other ranks' GPU streams") {
       job.engine(0).abort("the test wants it");
       job.gpu().resume();
     }
-    const Status status = failure_of([&] { job.perform(rank, sum("third", 10), floats(10, 1)); });
+    const Status status =
+        failure_of([&] { job.perform(rank, sum_of("third", 10), floats(10, 1)); });
     CHECK(mentions(status, {"third", "the test wants it"}));
     array.read();  // returns: the framework's stream is not blocked
   });
@@ -555,11 +557,11 @@ TEST_CASE("an abort ends the waits of the other ranks' GPU streams") {
 
 TEST_CASE("an NCCL error ends the job and is reported") {
   GpuJob job({.engine = with_algorithm("nccl"), .has_nccl = true});
-  job.run([&](int rank) { job.perform(rank, sum("first", 10), floats(10, 1)); });
+  job.run([&](int rank) { job.perform(rank, sum_of("first", 10), floats(10, 1)); });
   job.nccl().set_async_error();
   job.run([&](int rank) {
     const Status status = failure_of([&] {
-      for (int i = 0; i < 1000; ++i) job.perform(rank, sum("more", 10), floats(10, 1));
+      for (int i = 0; i < 1000; ++i) job.perform(rank, sum_of("more", 10), floats(10, 1));
     });
     CHECK(mentions(status, {"NCCL", "more"}));
   });

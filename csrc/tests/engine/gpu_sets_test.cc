@@ -119,7 +119,7 @@ class LossyJob {
   std::vector<std::unique_ptr<Framework::Array>> arrays_;  // by rank and set
 };
 
-std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
+std::uint32_t add_gpu_set(Engine& engine, const std::vector<int>& ranks) {
   return static_cast<std::uint32_t>(await_value(engine, engine.add_set(ranks)));
 }
 
@@ -146,8 +146,8 @@ TEST_CASE("two sets whose operations are ordered differently load kernels withou
   });
   job.run([&](int rank) {
     Engine& engine = job.engine(rank);
-    const std::uint32_t own[] = {add_set(engine, {0}), add_set(engine, {1})};
-    const std::uint32_t pair = add_set(engine, {0, 1});
+    const std::uint32_t own[] = {add_gpu_set(engine, {0}), add_gpu_set(engine, {1})};
+    const std::uint32_t pair = add_gpu_set(engine, {0, 1});
     Framework& framework = job.framework(rank);
     const auto submit_in_place = [&](Framework::Array& array, const std::string& name, DType dtype,
                                      std::uint32_t set) {
@@ -215,7 +215,8 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
     job.run([&](int rank) {
       Engine& engine = job.engine(rank);
       std::vector<std::uint32_t> sets = {0};
-      for (std::size_t i = 1; i < groups.size(); ++i) sets.push_back(add_set(engine, groups[i]));
+      for (std::size_t i = 1; i < groups.size(); ++i)
+        sets.push_back(add_gpu_set(engine, groups[i]));
       Random random(seed() + static_cast<unsigned>(rank));
       for (int round = 0; round < kRounds; ++round) {
         struct Part {
@@ -262,7 +263,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
 TEST_CASE("GPU streams that wait for a missing rank are released in all sets") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
-    const std::uint32_t pair = add_set(lossy.job().engine(rank), {0, 2});
+    const std::uint32_t pair = add_gpu_set(lossy.job().engine(rank), {0, 2});
     if (rank != 1) lossy.enqueue(rank, "a", pair);
     lossy.enqueue(rank, "b", 0);
     CHECK(sum_is_correct(lossy.job(), rank, "until all are here"));
@@ -278,8 +279,8 @@ TEST_CASE("removing a set does not wait for other sets' work on the GPU") {
   LossyJob lossy;
   lossy.job().run([&](int rank) {
     Engine& engine = lossy.job().engine(rank);
-    const std::uint32_t removed = add_set(engine, {0, 1});
-    const std::uint32_t other = add_set(engine, {0, 2});
+    const std::uint32_t removed = add_gpu_set(engine, {0, 1});
+    const std::uint32_t other = add_gpu_set(engine, {0, 2});
     if (rank != 2) lossy.enqueue(rank, "a", removed);
     if (rank != 1) lossy.enqueue(rank, "b", other);
     CHECK(sum_is_correct(lossy.job(), rank, "until all are here"));

@@ -1,11 +1,28 @@
-// The main function of all test binaries. Without a sanitizer it prints how many threads the tests
-// have started: those of single_threaded_tests.txt must start none.
+// The main function of the program with all tests. By the name of a test's file, which is a link to
+// the program, it runs only the tests of that file. Without a sanitizer it prints how many threads
+// the tests have started: those of single_threaded_tests.txt must start none.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
+#include <string>
+#include <string_view>
+
+namespace {
+
+int run_tests(int argc, char** argv) {
+  doctest::Context context(argc, argv);
+  const std::string_view path = argv[0];
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  if (name.ends_with("_test"))
+    context.addFilter("source-file", ("*/" + std::string(name) + ".cc").c_str());
+  return context.run();
+}
+
+}  // namespace
+
 #if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
 
-int main(int argc, char** argv) { return doctest::Context(argc, argv).run(); }
+int main(int argc, char** argv) { return run_tests(argc, argv); }
 
 #else
 
@@ -34,7 +51,7 @@ int main(int argc, char** argv) {
   // takes a quarter of the time of tests with large tensors.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  const int status = doctest::Context(argc, argv).run();
+  const int status = run_tests(argc, argv);
   std::printf("threads started: %d\n", threads_started.load());
   return status;
 }

@@ -31,11 +31,11 @@ struct Fixture {
   }
   const DriverApi& api() const { return gpu.api(); }
   void copy_on_device(const DeviceMemory& to, const DeviceMemory& from,
-                      const Stream& stream) const {
+                      const cuda::Stream& stream) const {
     CHECK(api().MemcpyDtoDAsync(to.address(), from.address(), to.bytes(), stream.handle()) == 0);
   }
   // Synchronises.
-  std::vector<unsigned char> content(const DeviceMemory& memory, const Stream& stream) const {
+  std::vector<unsigned char> content(const DeviceMemory& memory, const cuda::Stream& stream) const {
     std::vector<unsigned char> bytes(memory.bytes());
     CHECK(api().MemcpyDtoHAsync(bytes.data(), memory.address(), bytes.size(), stream.handle()) ==
           0);
@@ -55,7 +55,7 @@ constexpr std::size_t kBytes = 100'000;
 
 TEST_CASE("event waits order the work of two streams") {
   Fixture fixture;
-  const Stream first(*fixture.context), second(*fixture.context);
+  const cuda::Stream first(*fixture.context), second(*fixture.context);
   const DeviceMemory a(*fixture.context, kBytes), b(*fixture.context, kBytes);
   const Event written(*fixture.context), read(*fixture.context);
   for (unsigned char round = 1; round < 50; ++round) {
@@ -76,7 +76,7 @@ TEST_CASE("event waits order the work of two streams") {
 #if !defined(HOROPLUG_TSAN)  // the test has a data race, which ThreadSanitizer reports
 TEST_CASE("streams are not ordered without event waits") {
   Fixture fixture;
-  const Stream first(*fixture.context), second(*fixture.context);
+  const cuda::Stream first(*fixture.context), second(*fixture.context);
   const DeviceMemory a(*fixture.context, kBytes), b(*fixture.context, kBytes);
   CHECK(fixture.api().MemsetD8Async(a.address(), 1, kBytes, first.handle()) == 0);
   first.synchronize();
@@ -95,7 +95,7 @@ TEST_CASE("streams are not ordered without event waits") {
 
 TEST_CASE("an event is done when its stream has reached the event's last record") {
   Fixture fixture;
-  const Stream stream(*fixture.context), other(*fixture.context);
+  const cuda::Stream stream(*fixture.context), other(*fixture.context);
   const Event event(*fixture.context);
   CHECK(event.done());
   event.record(stream.handle());
@@ -159,7 +159,7 @@ TEST_CASE("cuPointerGetAttribute returns the device and the memory type of an ad
 
 TEST_CASE("memory that a thread opened by an IPC handle stays valid after its owner frees it") {
   Fixture fixture;
-  const Stream stream(*fixture.context);
+  const cuda::Stream stream(*fixture.context);
   auto memory = std::make_unique<DeviceMemory>(*fixture.context, 100);
   CUipcMemHandle handle;
   CUdeviceptr opened = 0;
@@ -200,7 +200,7 @@ TEST_CASE("misuse of the driver is reported") {
   CHECK(fixture.api().EventRecord(event.handle(), nullptr) != 0);
   CHECK(fixture.reported("an event that is not known"));
   const Context second(fixture.api(), 1);
-  const Stream elsewhere(second);
+  const cuda::Stream elsewhere(second);
   const Event here(*fixture.context);
   CHECK(fixture.api().EventRecord(here.handle(), elsewhere.handle()) != 0);
   CHECK(fixture.reported("not of one device"));
@@ -218,7 +218,7 @@ TEST_CASE("calls fail with an injected error, and all calls fail after the devic
   fixture.gpu.fail("cuMemAlloc", kSuccess);
   CHECK_NOTHROW(DeviceMemory(*fixture.context, 8));
 
-  const Stream stream(*fixture.context);
+  const cuda::Stream stream(*fixture.context);
   const Event event(*fixture.context);
   fixture.gpu.pause();
   event.record(stream.handle());

@@ -74,7 +74,7 @@ struct Rank {
   const int rank, ranks;
   const Context context;
   const Current current;
-  const Stream stream;
+  const cuda::Stream stream;
   ncclComm_t comm = nullptr;
 };
 

@@ -17,7 +17,7 @@ using horoplug::testing::test_seed;
 
 namespace {
 
-constexpr Channel kChannel{.set = 1, .epoch = 0, .batch = 7, .check = 9};
+constexpr Channel kPartsChannel{.set = 1, .epoch = 0, .batch = 7, .check = 9};
 
 Bytes bytes_of(const std::string& text) {
   Bytes bytes(text.size());
@@ -87,7 +87,7 @@ void arrive(ReceiveMatcher& matcher, const Channel& channel, const std::string& 
 }
 
 struct Receive {
-  explicit Receive(std::size_t bytes, const Channel& channel = kChannel)
+  explicit Receive(std::size_t bytes, const Channel& channel = kPartsChannel)
       : memory(bytes), posted{channel, memory.data(), bytes} {}
   std::string text() const { return text_of(memory); }
 
@@ -108,22 +108,22 @@ TEST_CASE("queued frames leave whole and in order, in writes of any size") {
   for (const std::size_t most : {1, 7, 39, 40, 41, 1000}) {
     FrameQueue queue;
     CHECK(queue.empty());
-    const auto early = queue.add_data(kChannel, first.data(), first.size());
-    const auto late = queue.add_data(kChannel, second.data(), second.size());
-    CHECK(!queue.sent(kChannel, early));
+    const auto early = queue.add_data(kPartsChannel, first.data(), first.size());
+    const auto late = queue.add_data(kPartsChannel, second.data(), second.size());
+    CHECK(!queue.sent(kPartsChannel, early));
     const auto frames = send_all(queue, most);
     CHECK(payloads(frames) == "first second ");
-    CHECK(frames[1].header.batch == kChannel.batch);
-    CHECK(frames[1].header.check == kChannel.check);
-    CHECK(queue.sent(kChannel, early));
-    CHECK(queue.sent(kChannel, late));
+    CHECK(frames[1].header.batch == kPartsChannel.batch);
+    CHECK(frames[1].header.check == kPartsChannel.check);
+    CHECK(queue.sent(kPartsChannel, early));
+    CHECK(queue.sent(kPartsChannel, late));
   }
 }
 
 TEST_CASE("control messages overtake data frames that have not begun to leave") {
   const Bytes data = bytes_of("data");
   FrameQueue queue;
-  for (int i = 0; i < 2; ++i) queue.add_data(kChannel, data.data(), data.size());
+  for (int i = 0; i < 2; ++i) queue.add_data(kPartsChannel, data.data(), data.size());
   iovec parts[2];
   REQUIRE(queue.rest(parts) == 2);
   queue.advance(3);
@@ -141,39 +141,39 @@ TEST_CASE("the batches of a set that the peer holds stay in the queue, its trans
   const Channel other{.set = 2, .epoch = 0, .batch = 1, .check = 1};
   const Channel transfer{.set = 1, .epoch = Channel::kUpwards, .batch = 1, .check = 1};
   FrameQueue queue;
-  const auto ticket = queue.add_data(kChannel, held.data(), held.size());
+  const auto ticket = queue.add_data(kPartsChannel, held.data(), held.size());
   queue.hold(1);
   CHECK_THROWS_AS(queue.hold(1), WireError);
   CHECK_THROWS_AS(queue.resume(2), WireError);
-  queue.add_data(kChannel, later.data(), later.size());
+  queue.add_data(kPartsChannel, later.data(), later.size());
   for (const Channel& channel : {other, transfer}) {
     queue.add_data(channel, free.data(), free.size());
   }
   CHECK(payloads(send_all(queue)) == "free free ");
   CHECK(queue.holds_frames());
-  CHECK(!queue.sent(kChannel, ticket));
+  CHECK(!queue.sent(kPartsChannel, ticket));
   queue.resume(1);
   CHECK(payloads(send_all(queue)) == "held later ");
   CHECK(!queue.holds_frames());
-  CHECK(queue.sent(kChannel, ticket));
+  CHECK(queue.sent(kPartsChannel, ticket));
 }
 
 TEST_CASE("a frame that is taken back while it leaves is completed from a copy") {
   Bytes begun = bytes_of("begun"), queued = bytes_of("queued");
   FrameQueue queue;
-  queue.add_data(kChannel, begun.data(), begun.size());
-  const auto ticket = queue.add_data(kChannel, queued.data(), queued.size());
+  queue.add_data(kPartsChannel, begun.data(), begun.size());
+  const auto ticket = queue.add_data(kPartsChannel, queued.data(), queued.size());
   iovec parts[2];
   queue.rest(parts);
   queue.advance(sizeof(FrameHeader) + 1);
-  queue.take_back(kChannel);
+  queue.take_back(kPartsChannel);
   std::ranges::fill(begun, std::byte{'x'});
   std::ranges::fill(queued, std::byte{'x'});
   REQUIRE(queue.rest(parts) == 1);
   CHECK(std::string(static_cast<const char*>(parts[0].iov_base), parts[0].iov_len) == "egun");
   queue.advance(parts[0].iov_len);
   CHECK(queue.empty());
-  CHECK(queue.sent(kChannel, ticket));
+  CHECK(queue.sent(kPartsChannel, ticket));
 }
 
 TEST_CASE("a queue that is closed takes no further frames") {
@@ -183,10 +183,10 @@ TEST_CASE("a queue that is closed takes no further frames") {
   queue.close();
   queue.add_control(bytes_of("late"));
   queue.add_notice(FrameHeader::kHold, 1);
-  queue.add_data(kChannel, data.data(), data.size());
+  queue.add_data(kPartsChannel, data.data(), data.size());
   CHECK(payloads(send_all(queue)) == "last ");
   queue.abandon();
-  CHECK(queue.sent(kChannel, 1));
+  CHECK(queue.sent(kPartsChannel, 1));
 }
 
 TEST_CASE("frames match the receives of their channel in order, whichever comes first") {
@@ -199,7 +199,7 @@ TEST_CASE("frames match the receives of their channel in order, whichever comes 
       if (arrived == 10 || (receives.size() < 10 && random() % 2 == 0)) {
         matcher.post(receives.emplace_back(1).posted);
       } else {
-        arrive(matcher, kChannel, std::string(1, static_cast<char>('0' + arrived++)));
+        arrive(matcher, kPartsChannel, std::string(1, static_cast<char>('0' + arrived++)));
       }
       CHECK(matcher.waits() == (receives.size() > arrived));
     }
@@ -209,13 +209,13 @@ TEST_CASE("frames match the receives of their channel in order, whichever comes 
     }
     CHECK(matcher.backlog() == 0);
     CHECK(!matcher.has_notices());
-    matcher.forget(kChannel);
+    matcher.forget(kPartsChannel);
   }
 }
 
 TEST_CASE("a receive can be posted or withdrawn while its frame arrives") {
   ReceiveMatcher matcher;
-  const FrameHeader header = header_of(kChannel, 4);
+  const FrameHeader header = header_of(kPartsChannel, 4);
   std::byte* const early = matcher.begin(header);
   Receive posted(4);
   matcher.post(posted.posted);
@@ -235,7 +235,7 @@ TEST_CASE("a receive can be posted or withdrawn while its frame arrives") {
   CHECK(!withdrawn.posted.done);
 
   matcher.begin(header);
-  matcher.forget(kChannel);
+  matcher.forget(kPartsChannel);
   CHECK(matcher.drops());
   matcher.end(header);
   CHECK(matcher.backlog() == 0);
@@ -245,13 +245,13 @@ TEST_CASE("frames and receives of other sizes or contents do not match") {
   ReceiveMatcher matcher;
   Receive small(3);
   matcher.post(small.posted);
-  CHECK_THROWS_AS(matcher.begin(header_of(kChannel, 4)), WireError);
-  Channel other = kChannel;
+  CHECK_THROWS_AS(matcher.begin(header_of(kPartsChannel, 4)), WireError);
+  Channel other = kPartsChannel;
   other.check = 10;
   CHECK_THROWS_AS(matcher.begin(header_of(other, 3)), WireError);
   Receive receive(3, other);
   CHECK_THROWS_AS(matcher.post(receive.posted), WireError);
-  Channel next = kChannel;
+  Channel next = kPartsChannel;
   next.batch = 8;
   arrive(matcher, next, "early");
   Receive short_one(3, next);
@@ -263,15 +263,15 @@ TEST_CASE("the peer is asked to hold a set whose backlog exceeds the limit, and 
   ReceiveMatcher matcher;
   matcher.set_backlog_limit(1000);
   const std::string frame(400, 'x');
-  arrive(matcher, kChannel, frame);
+  arrive(matcher, kPartsChannel, frame);
   CHECK(!matcher.has_notices());
   const Channel transfer{.set = 1, .epoch = Channel::kDownwards, .batch = 1, .check = 1};
   for (int i = 0; i < 5; ++i) arrive(matcher, transfer, frame);  // not limited
   CHECK(!matcher.has_notices());
-  arrive(matcher, kChannel, frame);
+  arrive(matcher, kPartsChannel, frame);
   const std::vector hold{std::pair(FrameHeader::kHold, std::uint32_t{1})};
   CHECK(notices_of(matcher) == hold);
-  arrive(matcher, kChannel, frame);
+  arrive(matcher, kPartsChannel, frame);
   CHECK(!matcher.has_notices());  // once
   std::deque<Receive> receives;
   matcher.post(receives.emplace_back(frame.size()).posted);

@@ -26,7 +26,7 @@ namespace {
 constexpr double kTimeout = 60;  // seconds; no wait of a passing test takes so long
 
 // The operations that ranks have begun. A send is done when its message has been received.
-struct World {
+struct FunnelWorld {
   struct Transfer {
     std::byte* memory;
     std::size_t bytes;
@@ -38,7 +38,7 @@ struct World {
   };
   using Route = std::pair<int, int>;  // from, to
 
-  explicit World(int ranks) : size(ranks) {}
+  explicit FunnelWorld(int ranks) : size(ranks) {}
 
   const int size;
   std::mutex mutex;
@@ -81,7 +81,7 @@ struct World {
 // The MPI of one rank.
 class Fake final : public NoMpi {
  public:
-  Fake(World& world, int rank, std::thread::id thread)
+  Fake(FunnelWorld& world, int rank, std::thread::id thread)
       : world_(world), rank_(rank), thread_(thread) {}
 
   Request send(const void* data, std::size_t bytes, int rank) override {
@@ -116,7 +116,7 @@ class Fake final : public NoMpi {
   }
   void cancel(Request& request) override {
     const auto lock = called("cancel");
-    World::Transfer& transfer = world_.transfers.at(request.handle);
+    FunnelWorld::Transfer& transfer = world_.transfers.at(request.handle);
     for (auto& [route, numbers] : world_.receives) {
       if (std::erase(numbers, request.handle) != 0) transfer.done = true;
     }
@@ -139,14 +139,14 @@ class Fake final : public NoMpi {
     return std::unique_lock(world_.mutex);
   }
 
-  World& world_;
+  FunnelWorld& world_;
   const int rank_;
   const std::thread::id thread_;
   std::size_t sums_ = 0;
 };
 
 struct Rank {
-  Rank(World& world, int rank) {
+  Rank(FunnelWorld& world, int rank) {
     std::thread::id thread;
     worker->run([&] { thread = std::this_thread::get_id(); }, kTimeout);
     CHECK(thread != std::this_thread::get_id());
@@ -211,7 +211,7 @@ TEST_CASE("engines get correct results, and each calls MPI from one thread") {
     for (const char* algorithm : {"ring", "mpi"}) {
       CAPTURE(transport_name(transport));
       CAPTURE(algorithm);
-      World world(4);
+      FunnelWorld world(4);
       std::vector<Rank> ranks;
       EngineOptions options = test_options();
       options.algorithm = algorithm;
@@ -238,7 +238,7 @@ TEST_CASE("engines get correct results, and each calls MPI from one thread") {
 }
 
 TEST_CASE("exceptions of MPI calls are rethrown by test()") {
-  World world(1);
+  FunnelWorld world(1);
   const Rank rank(world, 0);
   float data = 0;
   for (const std::string function : {"send", "receive", "allreduce", "test", "cancel"}) {
@@ -266,7 +266,7 @@ TEST_CASE("exceptions of MPI calls are rethrown by test()") {
 }
 
 TEST_CASE("test() makes the thread progress its request after earlier calls") {
-  World world(1);
+  FunnelWorld world(1);
   const Rank rank(world, 0);
   float first = 0;
   float second = 0;
@@ -291,7 +291,7 @@ TEST_CASE("test() makes the thread progress its request after earlier calls") {
 }
 
 TEST_CASE("after close, MPI keeps open requests and is not called") {
-  World world(2);
+  FunnelWorld world(2);
   const Rank rank(world, 0);
   std::byte nothing{};
   {
@@ -319,7 +319,7 @@ TEST_CASE("after close, MPI keeps open requests and is not called") {
 }
 
 TEST_CASE("a thread that is stuck in MPI blocks no other thread") {
-  World world(2);
+  FunnelWorld world(2);
   std::promise<void> returns;
   std::shared_ptr<Fake> mpi;
   std::weak_ptr<Worker> worker;

@@ -31,7 +31,7 @@ struct Transfer {
   bool done = false;
 };
 
-struct World {
+struct MpiWorld {
   std::mutex mutex;
   std::map<std::pair<int, int>, std::deque<Bytes>> eager;            // by sender and receiver
   std::map<std::pair<int, int>, std::deque<std::uint64_t>> waiting;  // sends in order; 0: eager
@@ -64,7 +64,7 @@ struct World {
   }
 };
 
-World* world = nullptr;
+MpiWorld* world = nullptr;
 thread_local int me = 0;
 
 template <typename Handle>
@@ -150,7 +150,7 @@ hp_mpi description() {
   return mpi;
 }
 
-Bytes pattern(std::size_t bytes, int salt) {
+Bytes mpi_pattern(std::size_t bytes, int salt) {
   Bytes data(bytes);
   for (std::size_t i = 0; i < bytes; ++i) {
     data[i] = static_cast<std::byte>(i * 31 + i / 253 + static_cast<std::size_t>(salt));
@@ -158,12 +158,12 @@ Bytes pattern(std::size_t bytes, int salt) {
   return data;
 }
 
-constexpr Channel kChannel{0, 0, 4, 99};
+constexpr Channel kMpiChannel{0, 0, 4, 99};
 
 // Two ranks, each a thread, send each other messages of many sizes concurrently.
 template <typename Handle>
 void exchange() {
-  World here;
+  MpiWorld here;
   world = &here;
   const std::vector<std::size_t> sizes{0,         1,         900,     5'000, 128 << 10,
                                        256 << 10, 256 << 10, 300'000, 7};
@@ -180,21 +180,23 @@ void exchange() {
       std::vector<Bytes> in;
       std::uint64_t ticket = 0;
       for (std::size_t i = 0; i < sizes.size(); ++i) {
-        out.push_back(pattern(sizes[i], rank + static_cast<int>(i)));
+        out.push_back(mpi_pattern(sizes[i], rank + static_cast<int>(i)));
         in.emplace_back(sizes[i]);
       }
-      for (const Bytes& message : out) ticket = link.send(kChannel, message.data(), message.size());
+      for (const Bytes& message : out)
+        ticket = link.send(kMpiChannel, message.data(), message.size());
       std::deque<Link::Receive> posted;
-      for (Bytes& message : in) posted.emplace_back(link, kChannel, message.data(), message.size());
+      for (Bytes& message : in)
+        posted.emplace_back(link, kMpiChannel, message.data(), message.size());
       CHECK(link.busy());
-      while (!posted.back().ready() || !link.sent(kChannel, ticket) || link.busy()) {
+      while (!posted.back().ready() || !link.sent(kMpiChannel, ticket) || link.busy()) {
         const bool wrote = link.pump_write();
         if (!link.pump_read() && !wrote) std::this_thread::yield();
       }
       CHECK_FALSE(link.failure().has_value());
       for (std::size_t i = 0; i < sizes.size(); ++i) {
         right[static_cast<std::size_t>(rank)] +=
-            in[i] == pattern(sizes[i], 1 - rank + static_cast<int>(i)) ? 1 : 0;
+            in[i] == mpi_pattern(sizes[i], 1 - rank + static_cast<int>(i)) ? 1 : 0;
       }
     });
   }
@@ -212,14 +214,14 @@ TEST_CASE("messages of any size arrive complete, with either type of handle") {
 }
 
 TEST_CASE("sends that are not received are abandoned to MPI when the stream closes") {
-  World here;
+  MpiWorld here;
   world = &here;
   me = 0;
   const auto mpi = make_mpi(description<void*>());
   {
     Link link(1, std::make_unique<MpiStream>(mpi, 1), nullptr);
-    const Bytes message = pattern(200'000, 1);
-    link.send(kChannel, message.data(), message.size());
+    const Bytes message = mpi_pattern(200'000, 1);
+    link.send(kMpiChannel, message.data(), message.size());
     link.pump_write();
     link.pump_read();
     CHECK(link.busy());  // the message is not sent yet
@@ -233,15 +235,15 @@ TEST_CASE("sends that are not received are abandoned to MPI when the stream clos
 }
 
 TEST_CASE("packets in flight are limited, and receives are posted ahead after the first one") {
-  World here;
+  MpiWorld here;
   world = &here;
   const auto mpi = make_mpi(description<void*>());
   const auto posted = [&](int rank) { return here.posted[{1 - rank, rank}].size(); };
-  const Bytes message = pattern(10 * MpiStream::kPacketBytes, 1);
+  const Bytes message = mpi_pattern(10 * MpiStream::kPacketBytes, 1);
   {
     me = 0;
     Link link(1, std::make_unique<MpiStream>(mpi, 1), nullptr);
-    link.send(kChannel, message.data(), message.size());
+    link.send(kMpiChannel, message.data(), message.size());
     link.pump_write();
     CHECK(here.waiting[{0, 1}].size() == MpiStream::kWindow);
     link.pump_read();
@@ -250,7 +252,7 @@ TEST_CASE("packets in flight are limited, and receives are posted ahead after th
     me = 1;
     Bytes received(message.size());
     Link other(0, std::make_unique<MpiStream>(mpi, 0), nullptr);
-    Link::Receive receive(other, kChannel, received.data(), received.size());
+    Link::Receive receive(other, kMpiChannel, received.data(), received.size());
     while (!receive.ready()) {
       me = 1;
       REQUIRE(other.pump_read());
@@ -273,7 +275,7 @@ TEST_CASE("a packet with an invalid length breaks the link") {
   for (const std::uint32_t claimed :
        {std::uint32_t{0}, std::uint32_t{MpiStream::kPacketBytes + 1}, std::uint32_t{0xffffffff}}) {
     CAPTURE(claimed);
-    World here;
+    MpiWorld here;
     world = &here;
     const auto mpi = make_mpi(description<int>());
     me = 1;
@@ -288,7 +290,7 @@ TEST_CASE("a packet with an invalid length breaks the link") {
 }
 
 TEST_CASE("after MPI_Finalize, MPI is not called and keeps its buffers") {
-  World here;
+  MpiWorld here;
   world = &here;
   me = 0;
   hp_mpi finalized = description<void*>();
@@ -325,7 +327,7 @@ namespace {
 // The arguments of the last collective, as numbers.
 std::vector<std::uint64_t> called;
 
-struct Counted final : Mpi::Setting {
+struct CountedSetting final : Mpi::Setting {
   bool enter() noexcept override {
     ++entries;
     return works;
@@ -334,7 +336,7 @@ struct Counted final : Mpi::Setting {
   bool works = true;
   int entries = 0, left = 0;
 };
-const Counted* entered = nullptr;  // if set, every call checks that it is entered
+const CountedSetting* entered = nullptr;  // if set, every call checks that it is entered
 
 template <typename Handle, typename... Arguments>
 int record(Handle* request, Arguments... arguments) {
@@ -418,7 +420,7 @@ void check_arguments() {
         {i, o, number(&tables[1]), kFloat, kSum, kCommunicator});
   check(mpi->barrier(), {kCommunicator});
 
-  const auto setting = std::make_shared<Counted>();
+  const auto setting = std::make_shared<CountedSetting>();
   mpi->set(setting);
   entered = setting.get();
   mpi->broadcast(out, 9, 2);
