@@ -181,6 +181,7 @@ def main() -> None:
     add("--threads", type=int, help="threads per process; default: its share of the cores")
     add("--gpu", action="store_true", help="train on GPUs")
     add("--json", action="store_true", help="print the results as a line of JSON at the end")
+    add("--save", type=Path, help="file for the parameters, which the first process writes")
     args = parser.parse_args()
 
     hvd.init()  # (1) join the other processes
@@ -220,6 +221,8 @@ def main() -> None:
             f"{result['images_per_second']:,.0f} in total",
             flush=True,
         )
+    if args.save and hvd.rank() == 0:
+        torch.save(model.state_dict(), args.save)
     if args.json:
         say(json.dumps({"data": data.name, "processes": hvd.size(), "epochs": epochs}), flush=True)
 

@@ -80,6 +80,7 @@ class Config:
     requeue: bool = False
     elastic_process: int | None = None
     elastic_timeout: float = 600.0
+    spark_start_timeout: float = 600.0
     encrypt: bool = False
     libcrypto: str | None = None
     notes: tuple[tuple[int, str], ...] = ()

@@ -484,6 +484,13 @@ VARIABLES: tuple[Variable, ...] = (
         "set by horovodrun in elastic jobs: the number of this process, which never changes",
     ),
     Variable(
+        "SPARK_START_TIMEOUT",
+        "spark_start_timeout",
+        _seconds,
+        600.0,
+        "seconds that a job of horoplug.spark waits until Spark has started its tasks",
+    ),
+    Variable(
         "ELASTIC_TIMEOUT",
         "elastic_timeout",
         _seconds,

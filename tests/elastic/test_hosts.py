@@ -429,9 +429,9 @@ def test_wrong_output_of_the_discovery_script_is_reported_once(cluster, tmp_path
     script.chmod(0o755)
     write(body, "echo h0; echo h1")
     patch = (
-        "from horoplug.runner import elastic_job; from horoplug.runner.elastic import inbox; "
+        "from horoplug.runner.elastic import discovery, inbox; "
         "inbox.DISCOVERY_SECONDS = 0.1; "
-        "script = elastic_job.HostDiscoveryScript; script.__init__.__kwdefaults__['timeout'] = 1"
+        "script = discovery.HostDiscoveryScript; script.__init__.__kwdefaults__['timeout'] = 1"
     )
     flags = ["--min-np", 2, "--host-discovery-script", script]
 

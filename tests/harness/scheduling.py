@@ -27,6 +27,9 @@ GROUPS = {
         "tests/gpu/device/test_mpi.py",
         "tests/launcher/test_mpi.py",
     ),
+    # A cluster of Ray takes long to start, and its tests share one. A process has one session of Spark at a time.
+    "ray": ("tests/ray/",),
+    "spark": ("tests/spark/",),
     # Network namespaces, ssh servers and Slurm daemons.
     "hosts": (
         "tests/elastic/test_hosts.py",
@@ -34,6 +37,7 @@ GROUPS = {
         "tests/launcher/test_run_hosts.py",
         "tests/launcher/test_network.py",
         "tests/launcher/test_launcher_environment_jobs.py",
+        "tests/launcher/test_kubernetes_pods.py",
         "tests/launcher/test_slurm.py",
         "tests/project/test_docs.py",
     ),

@@ -4,6 +4,7 @@ horoplug recognises a launcher by its variables alone, so processes with exactly
 launcher's. All host names resolve to this machine."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -81,6 +82,12 @@ def trainer(size: int) -> list[Variables]:
     return [common | {"PET_NODE_RANK": str(rank)} for rank in range(size)]
 
 
+def indexed_job(size: int) -> list[Variables]:
+    """A plain Job of Kubernetes, or JobSet: Kubernetes sets the index, and the manifest the other variables."""
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
+    return [common | {"JOB_COMPLETION_INDEX": str(index)} for index in range(size)]
+
+
 def sagemaker(size: int) -> list[Variables]:
     """SageMaker: one process on each host."""
     names = [f"127.0.0.{number + 1}" for number in range(size)]
@@ -91,7 +98,30 @@ def sagemaker(size: int) -> list[Variables]:
     return [common | {"SM_CURRENT_HOST": name} for name in names]
 
 
-STARTERS = {starter.__name__: starter for starter in (srun, jsrun, distributed, trainer, sagemaker)}
+def vertex(size: int) -> list[Variables]:
+    """Vertex AI with an image of the user: one process on each replica, of which the first is a pool of its own."""
+    names = [f"127.0.0.{number + 1}:2222" for number in range(size)]
+    cluster = {"workerpool0": names[:1], "workerpool1": names[1:]}
+    tasks = [("workerpool0", 0), *(("workerpool1", index) for index in range(size - 1))]
+    return [
+        {
+            "CLOUD_ML_JOB_ID": str(os.getpid()),
+            "CLUSTER_SPEC": json.dumps(
+                {
+                    "cluster": cluster,
+                    "environment": "cloud",
+                    "task": {"type": pool, "index": index},
+                }
+            ),
+        }
+        for pool, index in tasks
+    ]
+
+
+STARTERS = {
+    starter.__name__: starter
+    for starter in (srun, jsrun, distributed, trainer, indexed_job, sagemaker, vertex)
+}
 
 
 def run(

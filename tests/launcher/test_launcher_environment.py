@@ -15,14 +15,24 @@ from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, inheri
 from horoplug.rendezvous.bootstrap.over_tcp import ports
 from horoplug.runner.allocation import allocation, why_over
 from horoplug.runner.hosts import Host
-from tests.harness.starters import STARTERS, distributed, jsrun, sagemaker, srun, trainer
+from tests.harness.starters import (
+    STARTERS,
+    distributed,
+    indexed_job,
+    jsrun,
+    sagemaker,
+    srun,
+    trainer,
+    vertex,
+)
 from tests.harness.support import seed
 
-NUMBERS = [launcher for launcher in LAUNCHERS if launcher.name != "SageMaker"]
+NUMBERS = [each for each in LAUNCHERS if each.name not in ("SageMaker", "Vertex AI")]
 MORE = {"MASTER_ADDR": "localhost", "SLURM_STEP_NODELIST": "localhost", "LSB_HOSTS": "localhost"}
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "run", "MASTER_ADDR": "host"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "2"}
+VERTEX = {"CLOUD_ML_JOB_ID": "1"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
 
 
@@ -84,7 +94,9 @@ def test_bootstrap_address_of_each_launcher(tmp_path):
     assert address(jsrun(2)[0] | large).hosts == ("batch", "h1")
     assert address(distributed(2)[1]).hosts == ("localhost",)
     assert address(trainer(2)[1]).hosts == ("localhost",)
+    assert address(indexed_job(2)[1]).hosts == ("localhost",)
     assert address(sagemaker(2)[1]).hosts == ("127.0.0.1",)
+    assert address(vertex(2)[1]).hosts == ("127.0.0.1",)
     assert address(TORCHRUN).hosts == ("host",)
     assert not address(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).on_one_host
     assert address(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).on_one_host
@@ -142,6 +154,10 @@ def test_innermost_launcher_wins():
     assert name_of(step, distributed(4)[0]) == "Slurm's srun"  # a script that exports MASTER_ADDR
     assert name_of(sagemaker(4)[0], OPEN_MPI) == "Open MPI's mpirun"
     assert name_of(trainer(2)[0], TORCHRUN) == "torchrun"
+    # The pods of Kubeflow Trainer and of other operators have an index, too.
+    assert name_of(trainer(2)[0], indexed_job(2)[1]) == "Kubeflow Trainer"
+    assert name_of(distributed(2)[0], indexed_job(4)[1]).startswith("a launcher for torch")
+    assert name_of(indexed_job(2)[0], OPEN_MPI) == "Open MPI's mpirun"
     assert name_of(jsrun(2)[0]) == "LSF's jsrun"  # jsrun sets Open MPI's variables, too
     # A job of one process inside a larger job is a job of one process.
     assert (
@@ -155,6 +171,8 @@ def test_processes_outside_a_job_are_not_ranks():
     assert (
         recognise({"RANK": "1", "WORLD_SIZE": "2"}) is None
     )  # these variables do not identify a launcher
+    assert recognise({"JOB_COMPLETION_INDEX": "1"}) is None  # a pod that works alone
+    assert recognise({"CLUSTER_SPEC": '{"worker": ["a:1", "b:1"]}'}) is None  # of TonY
     assert recognise({}) is None
 
 
@@ -219,9 +237,24 @@ def test_scheduler_says_whether_a_job_is_over(tmp_path, output, error, over):
             jsrun(2)[0] | {"LSB_MCPU_HOSTS": "", "LSB_DJOB_HOSTFILE": "/nonesuch"},
             "LSB_DJOB_HOSTFILE=/nonesuch: No such file",
         ),
+        (
+            indexed_job(2)[0] | {"JOB_COMPLETION_INDEX": "2"},
+            "JOB_COMPLETION_INDEX=2 and WORLD_SIZE=2",
+        ),
         (sagemaker(2)[0] | {"SM_CURRENT_HOST": "nobody"}, "SM_CURRENT_HOST=nobody"),
         (sagemaker(2)[0] | {"SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS=algo-1,algo-2"),
         (sagemaker(2)[0] | {"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS"),
+        (VERTEX | {"CLUSTER_SPEC": "{}"}, "Vertex AI has set CLUSTER_SPEC={}, which"),
+        (VERTEX | {"CLUSTER_SPEC": "[1]"}, "CLUSTER_SPEC=[1]"),
+        (VERTEX | {"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC={"),
+        (
+            VERTEX | {"CLUSTER_SPEC": '{"cluster": {"a": ["h:1"]}, "task": {"type": "b"}}'},
+            "CLUSTER_SPEC=",
+        ),
+        (
+            VERTEX | {"CLUSTER_SPEC": '{"cluster": {"a": 1}, "task": {"type": "a"}}'},
+            "CLUSTER_SPEC=",
+        ),
     ],
 )
 def test_missing_variables_are_named(variables, missing):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.harness import ROOT
 from tests.harness.mpi_jobs import find, no_files_of_mpi, on_hosts, place
+from tests.harness.same_program import RANKS, assert_same_as_horovodrun
 from tests.harness.slurm_daemons import HOST, batch, slurm
 from tests.harness.starters import JOB
 from tests.harness.support import until
@@ -35,6 +36,14 @@ def test_benchmark_under_srun(slurm):
     status, output = slurm(*command, "-b", "8", "-e", "4K", "-f", "16", "-n", "5")
     assert status == 0, output
     assert "# wrong results: 0" in output
+
+
+def test_training_under_srun_gives_the_parameters_of_horovodrun(slurm, tmp_path):
+    def train(script, arguments):
+        status, output = slurm("srun", "-n", str(RANKS), sys.executable, script, *arguments)
+        assert status == 0, output
+
+    assert_same_as_horovodrun(tmp_path, train)
 
 
 def test_batch_script_with_srun(slurm, tmp_path):

@@ -42,6 +42,15 @@ def test_ranks_fill_one_host_after_the_other():
     assert last["HOROVOD_HOSTNAME"] == "b"
 
 
+def test_ranks_are_in_the_order_of_the_workers_if_asked():
+    with WorkerJob(["a", "b", "a"], keep_order=True) as job:
+        assert job.ranks == job.by_rank == [0, 1, 2]
+        found = [job.environment(worker) for worker in range(3)]
+    assert [each["HOROVOD_RANK"] for each in found] == ["0", "1", "2"]
+    assert [each["HOROVOD_LOCAL_RANK"] for each in found] == ["0", "0", "1"]
+    assert [each["HOROVOD_CROSS_RANK"] for each in found] == ["0", "1", "0"]
+
+
 def test_workers_on_two_hosts_reduce_across_them():
     with WorkerJob(["a", "b", "a"]) as job, concurrent.futures.ThreadPoolExecutor() as threads:
         lines = list(threads.map(_run, map(job.environment, range(3))))

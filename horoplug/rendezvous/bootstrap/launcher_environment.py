@@ -72,6 +72,12 @@ def _of_trainer(env: Environment) -> BootstrapAddress:
     return BootstrapAddress((_need(env, "PET_MASTER_ADDR"),), _job("Kubeflow Trainer", env, names))
 
 
+def _of_indexed_job(env: Environment) -> BootstrapAddress:
+    # The manifest gives all pods the same address, of the pod with index 0.
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    return BootstrapAddress((_need(env, "MASTER_ADDR"),), _job("Kubernetes", env, names))
+
+
 def _of_slurm(env: Environment) -> BootstrapAddress:
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     on_one_host = _get(env, "SLURM_STEP_NUM_NODES") == "1"
@@ -119,6 +125,29 @@ def _hosts(text: str) -> list[str]:
     return sorted(found, key=lambda name: (len(name), name))  # the same everywhere: algo-2, algo-10
 
 
+def _of_vertex(env: Environment) -> BootstrapAddress:
+    _, hosts = _vertex(env["CLUSTER_SPEC"])
+    return BootstrapAddress((hosts[0],), _job("Vertex AI", env, ("CLOUD_ML_JOB_ID",)))
+
+
+def _of_vertex_numbers(spec: str, _: str) -> tuple[int, int]:
+    rank, hosts = _vertex(spec)
+    return rank, len(hosts)
+
+
+def _vertex(spec: str) -> tuple[int, list[str]]:
+    """The rank of this replica, and the hosts of all replicas: those of the first pool, which has one, come first."""
+    try:
+        found = json.loads(spec)
+        pools, task = found["cluster"], found["task"]
+        names = sorted(pools)
+        before = sum(len(pools[name]) for name in names[: names.index(task["type"])])
+        hosts = [host.rpartition(":")[0] for name in names for host in pools[name]]
+        return before + int(task["index"]), hosts
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a description of a cluster: {error!r}") from None
+
+
 def _job(kind: str, env: Environment, names: tuple[str, ...]) -> str:
     return " ".join([kind, *(f"{name}={_get(env, name)}" for name in names)])
 
@@ -157,8 +186,25 @@ LAUNCHERS: Final = (
     Launcher(
         "Kubeflow Trainer", "PET_NODE_RANK", "PET_NNODES", _of_trainer, also=("PET_MASTER_ADDR",)
     ),
+    # One rank in each pod. Kubernetes sets the index only; the manifest sets the other two, as for torch.distributed.
+    Launcher(
+        "a Kubernetes Job with indexes",
+        "JOB_COMPLETION_INDEX",
+        "WORLD_SIZE",
+        _of_indexed_job,
+        also=("MASTER_ADDR",),
+    ),
     Launcher(
         "SageMaker", "SM_CURRENT_HOST", "SM_HOSTS", _of_sagemaker, numbers=_of_sagemaker_numbers
+    ),
+    # Its images for PyTorch set the variables of torch.distributed, too.
+    Launcher(
+        "Vertex AI",
+        "CLUSTER_SPEC",
+        "CLUSTER_SPEC",
+        _of_vertex,
+        also=("CLOUD_ML_JOB_ID",),
+        numbers=_of_vertex_numbers,
     ),
 )
 
@@ -210,7 +256,9 @@ def recognise(env: Environment) -> LaunchedProcess | None:
         return None
     launcher = found[0]
     values = env[launcher.rank].strip(), env[launcher.size].strip()
-    says = f"{launcher.name} has set {launcher.rank}={values[0]} and {launcher.size}={values[1]}"
+    says = f"{launcher.name} has set {launcher.rank}={values[0]}"
+    if launcher.size != launcher.rank:
+        says += f" and {launcher.size}={values[1]}"
     remedy = (
         "start the job with horovodrun, or set HOROVOD_RANK, HOROVOD_SIZE ... (docs/launching.md)"
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -38,6 +40,15 @@ class Inbox:
         """Remove and yield the events."""
         while self._events:
             yield self._events.popleft()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until there may be events, at most ``seconds``; None: without a limit."""
+        poll = select.poll()
+        poll.register(self._in, select.POLLIN)
+        poll.poll(None if seconds is None else math.ceil(seconds * 1000))
+        with contextlib.suppress(BlockingIOError):
+            while self._in.recv(1 << 12):
+                pass
 
     def close(self) -> None:
         """Close the descriptors."""

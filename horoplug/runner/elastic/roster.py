@@ -174,6 +174,10 @@ class Roster:
         """The host of a live process."""
         return self._live[process].host
 
+    def processes_on(self, host: str) -> list[int]:
+        """The live processes on a host."""
+        return [process.number for process in self._live.values() if process.host == host]
+
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def ready(self, ready: Ready, now: float) -> None:
@@ -261,9 +265,7 @@ class Roster:
 
     def host_lost(self, host: str, text: str, now: float) -> None:
         """A host is lost, with its processes. ``text``: why, in one line."""
-        lost = [process for process in self._live.values() if process.host == host]
-        for process in lost:
-            del self._live[process.number]
+        lost = [self._live.pop(number) for number in self.processes_on(host)]
         counted = [process for process in lost if not process.dismissed]
         members = [process for process in counted if process.number in self._members]
         # Without slots, its processes were about to leave.

@@ -1,0 +1,194 @@
+"""An elastic job whose processes are started by something else than the launcher's agents: actors of Ray or tasks of
+Spark.
+
+The caller implements :class:`horoplug.runner.elastic.driver.Workers`, which starts and ends the processes, and reports
+how they end. :class:`ElasticWorkerJob` serves the rendezvous in the caller's process and decides the rest."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+
+from horoplug.base import config
+from horoplug.base.variables import SECRET_BYTES
+from horoplug.rendezvous.store.server import StoreServer
+
+from .elastic.discovery import HostDiscovery
+from .elastic.driver import ElasticDriver, Workers
+from .elastic.roster import Finish, Limits, Start
+from .elastic.stragglers import Pacing
+from .environment import common_environment, elastic_environment, job_environment
+
+_REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
+
+
+def make_limits(
+    minimum: int,
+    maximum: int,
+    *,
+    wait: float | None = None,
+    resets: int | None = None,
+    hosts_may_come: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Limits:
+    """The limits of a job with the time limits of the configuration. ``wait``: seconds that the job waits for the
+    smallest number of processes, None: HOROVOD_ELASTIC_TIMEOUT; ``environment``: the variables that have the
+    configuration. The other arguments are those of :class:`.elastic.roster.Limits`.
+
+    Errors: ValueError for an invalid variable or a wrong number."""
+    if not 1 <= minimum <= maximum:
+        raise ValueError(
+            f"an elastic job has at least 1 process and at most as many as it may have, not {minimum} to {maximum}"
+        )
+    return Limits(
+        minimum,
+        maximum,
+        wait=config.value("ELASTIC_TIMEOUT", environment) if wait is None else wait,
+        resets=resets,
+        gather=config.value("GLOO_TIMEOUT_SECONDS", environment) + _REACTION_SECONDS,
+        start=config.value("START_TIMEOUT", environment),
+        hosts_may_come=hosts_may_come,
+    )
+
+
+class ElasticWorkerJob:
+    """One elastic job. A context manager. :meth:`run` drives it, in any thread; the methods that report what has
+    happened may be called in all threads, also before :meth:`run`."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        limits: Limits,
+        slots: Mapping[str, int],
+        address: str = "127.0.0.1",
+        *,
+        discovery: HostDiscovery | None = None,
+        cooldown_range: tuple[float, float] | None = None,
+        pacing: Pacing | None = None,
+        settings: Mapping[str, str] | None = None,
+        interface: str | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        """``slots``, ``discovery``, ``cooldown_range``, ``pacing``: see
+        :class:`horoplug.runner.elastic.driver.ElasticDriver`; ``address``, ``settings``, ``interface``, ``secret``: see
+        :class:`horoplug.runner.worker_job.WorkerJob`. Errors: OSError if the address cannot be bound."""
+        self._driver = ElasticDriver(
+            workers,
+            limits,
+            slots,
+            discovery=discovery,
+            cooldown_range=cooldown_range,
+            pacing=pacing,
+        )
+        self._common = common_environment({}, settings or {})
+        self._interface = interface
+        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
+        self._server = StoreServer(self._secret, address)
+        self._lock = threading.Lock()
+        self._hosts: dict[int, str] = {}  # of the live processes
+        self._stopped: Finish | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The numbers of the processes of the current membership, by rank."""
+        return self._driver.members
+
+    def environment(self, start: Start) -> dict[str, str]:
+        """The variables of a process, which :func:`horoplug.runner.worker_job.enter` sets. They include the job's
+        secret: see :meth:`horoplug.runner.worker_job.WorkerJob.environment`. Call it once for each process."""
+        with self._lock:
+            self._hosts[start.process] = start.host
+            size = len(self._hosts)
+        env = job_environment(
+            self._common,
+            size=size,
+            server=self._server.address,
+            secret=self._secret,
+            host=start.host,
+            interface=self._interface,
+        )
+        return env | elastic_environment(
+            start.process, start.slot, start.local_slot, start.restarts, size
+        )
+
+    # ---- reports, in any thread --------------------------------------------------------------------------------------
+
+    def ended(
+        self, process: int, code: int, text: str, slots: Mapping[str, int] | None = None
+    ) -> None:
+        """A process has ended. ``code``: 0, or an exit code; ``text``: how, as it follows "process 3"; ``slots``: if
+        its slot is gone, too, what :meth:`hosts_found` gets. A process whose end is reported twice, or whose host is
+        lost, is ignored."""
+        with self._lock:
+            known = self._hosts.pop(process, None) is not None
+
+        def handle() -> None:
+            if known:
+                self._driver.ended(process, code, text)
+            if slots is not None:
+                self._driver.inbox.put(dict(slots))  # handled before anything is decided
+
+        self._driver.inbox.put(handle)
+
+    def host_lost(self, host: str, why: str) -> None:
+        """A host is lost, with its processes. ``why``: one line."""
+        with self._lock:
+            self._hosts = {number: each for number, each in self._hosts.items() if each != host}
+        self._driver.inbox.put(lambda: self._driver.host_lost(host, why))
+
+    def hosts_found(self, slots: Mapping[str, int]) -> None:
+        """The hosts have changed: those that the job may use from now on, and their slots. For a caller that is told of
+        hosts, and gives no ``discovery``."""
+        self._driver.inbox.put(dict(slots))
+
+    def notice(self) -> None:
+        """The job has to end at its next commit."""
+        self._driver.inbox.put(self._driver.notice)
+
+    def stop(self, text: str = "the job was stopped") -> None:
+        """Let :meth:`run` return at once, with an error. ``text``: one line. The caller ends the processes."""
+        self._driver.inbox.put(lambda: self._stop(text))
+
+    def _stop(self, text: str) -> None:
+        self._stopped = self._stopped or Finish(1, text)
+
+    def abandon(self, error: BaseException) -> None:
+        """Let :meth:`run` raise this error: there are no hosts any more, and none will come."""
+
+        def give_up() -> None:
+            raise error
+
+        self._driver.inbox.put(give_up)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Finish:
+        """Drive the job until it is over. Returns how it has ended; if it has failed, processes may still run."""
+        self._driver.begin(self._server)
+        while True:
+            outcome = self.step()
+            if outcome is not None:
+                return outcome
+            due = self._driver.due
+            self._driver.inbox.wait(None if due is None else max(due - time.monotonic(), 0) + 0.001)
+
+    def step(self) -> Finish | None:
+        """Do what is to be done now. Returns how the job has ended, None: it has not."""
+        self._driver.handle_events()
+        while self._stopped is None and self._driver.outcome is None and self._driver.advance():
+            pass
+        return self._stopped or self._driver.outcome
+
+    def close(self) -> None:
+        """Stop serving the rendezvous. Idempotent."""
+        self._driver.close()
+        self._server.close()
+
+    def __enter__(self) -> ElasticWorkerJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,256 @@
+"""Kubernetes' pods for tests: containers of an :class:`~tests.harness.image.Image` in a network of their own.
+
+    with Pods(image) as pods:
+        pod = pods.start(pod_spec, name="train-0", subdomain="train", env={"JOB_COMPLETION_INDEX": "0"})
+        status, output = pod.wait()
+
+A pod gets what Kubernetes gives it: its user, its variables, its volumes, its host name, and the names of all pods.
+These names lead to other addresses when a pod comes back. operators.py has the part of the operators."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.harness import image as images
+from tests.harness.netns import ip
+from tests.harness.support import until
+
+NAMESPACE = "research"  # of Kubernetes
+# Kubernetes sets them in every container.
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+SECRETS = {"horoplug": {"key": secrets.token_hex()}}  # docs/launch-kubernetes.md creates it
+
+
+def why_not() -> str:
+    """Why this machine cannot have such pods; empty if it can."""
+    if shutil.which("ip") is None:
+        return "needs ip (iproute2)"
+    return images.why_not()
+
+
+class Pod:
+    """A running pod. :attr:`lines` has what it prints, on both streams."""
+
+    def __init__(self, name: str, address: str, space: str, folder: Path) -> None:
+        self.name, self.address, self.space, self.folder = name, address, space, folder
+        self.lines: list[str] = []
+
+    def begin(self, command: list[str], mounts: str) -> None:
+        self._process = subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{self.space}", *command],
+            env=os.environ | {"MOUNTS": mounts},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self.lines.append(line)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_for(self, text: str, timeout: float = 40) -> None:
+        """Wait until the pod has printed a text."""
+        deadline = time.monotonic() + timeout
+        while text not in self.text:
+            assert time.monotonic() < deadline, f"no {text!r} after {timeout} s:\n{self.text}"
+            assert self.is_running, f"no {text!r}:\n{self.text}"
+            time.sleep(0.01)
+
+    def wait(self, timeout: float = 40) -> tuple[int, str]:
+        """Wait for the end: the exit code of the command, and what it has printed."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{self.name}: not done after {timeout:g} s:\n{self.text}"
+            ) from None
+        self._reader.join(10)
+        return code, self.text
+
+    def kill(self) -> None:
+        """End all processes of the pod by SIGKILL, and take its network away. Idempotent."""
+        # The child of unshare is process 1 of the pod's namespace, which ends with it.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for first in psutil.Process(self._process.pid).children():
+                first.kill()
+        self._process.wait(10)
+        self._reader.join(10)
+        subprocess.run(["ip", "netns", "delete", self.space], capture_output=True)
+
+
+class Pods:
+    """The pods of one namespace, in one network. ``files``: further files of the image, by their paths."""
+
+    def __init__(self, image: images.Image, files: Mapping[str, str] = {}) -> None:
+        self.image = image
+        self.prefix = f"hpk{secrets.token_hex(4)}"
+        self.folder = Path(tempfile.mkdtemp(prefix="hppods"))
+        self.folder.chmod(0o755)
+        self.pods: dict[str, Pod] = {}
+        self._started = 0
+        self._known: dict[str, str] = {}
+        self._files = {path: self.folder / Path(path).name for path in files}
+        for path, text in files.items():
+            self._files[path].write_text(text)
+        self._hosts = self.folder / "hosts"
+        self._bridge = f"{self.prefix}b"
+
+    def __enter__(self) -> Pods:
+        try:
+            ip("netns", "add", self._bridge)
+            ip("-n", self._bridge, "link", "add", "br0", "type", "bridge")
+            ip("-n", self._bridge, "link", "set", "br0", "up")
+            self._publish()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all pods and remove everything. Idempotent."""
+        for pod in self.pods.values():
+            pod.kill()
+        subprocess.run(["ip", "netns", "delete", self._bridge], capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        name: str,
+        env: Mapping[str, str],
+        subdomain: str = "",
+        names: tuple[str, ...] = (),
+        mounts: Mapping[str, Path] = {},
+    ) -> Pod:
+        """Start the first container of a pod's specification.
+
+        ``env``: the variables that the operator adds; ``subdomain``: the headless service under which the pod has a
+        name; ``names``: names of services that lead to it; ``mounts``: files and folders that the operator mounts."""
+        container = spec["containers"][0]
+        user = spec["securityContext"]["runAsUser"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        self._started += 1
+        pod = Pod(
+            name,
+            f"10.244.0.{self._started}",
+            f"{self.prefix}{self._started}",
+            self.folder / str(self._started),
+        )
+        pod.folder.mkdir()
+        given = {entry["name"]: entry["value"] for entry in container.get("env", ())}
+        variables = images.ENVIRONMENT | {"HOME": "/home/horoplug", "HOSTNAME": name}
+        variables |= KUBERNETES | given | env
+        self._link(pod)
+        if subdomain:
+            names += (f"{name}.{subdomain}", f"{name}.{subdomain}.{NAMESPACE}.svc")
+        self._known = {known: a for known, a in self._known.items() if known not in names}
+        self._known |= dict.fromkeys(names, pod.address)
+        self._publish()
+        words = [*container["command"], *container.get("args", ())]
+        pod.begin(
+            self.image.enter(words, variables, user, f"/run/netns/{pod.space}"),
+            "\n".join(self._mounts(spec, container, pod, mounts)),
+        )
+        self.pods[name] = pod
+        return pod
+
+    def _mounts(
+        self,
+        spec: Mapping[str, Any],
+        container: Mapping[str, Any],
+        pod: Pod,
+        more: Mapping[str, Path],
+    ) -> list[str]:
+        """The commands that mount a pod's volumes and set its host name."""
+        root, owner = self.image.root, spec["securityContext"]
+        home = f"uid={owner['runAsUser']},gid={owner['runAsGroup']},mode=0700"
+        lines = [
+            f"hostname {pod.name}",
+            f"mount -t tmpfs -o size=64m tmpfs {root}/dev/shm",  # the size that container runtimes give
+            f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp",
+            f"mount -t tmpfs -o {home} tmpfs {root}/home/horoplug",
+            f"mount --bind {self._hosts} {root}/etc/hosts",
+        ]
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+        found = self._files | dict(more)
+        for mount in container.get("volumeMounts", ()):
+            volume = volumes[mount["name"]]["secret"]
+            folder = pod.folder / mount["name"]
+            folder.mkdir()
+            for key, text in SECRETS[volume["secretName"]].items():
+                (folder / key).write_text(text)
+                (folder / key).chmod(volume["defaultMode"])
+                os.chown(folder / key, 0, owner["fsGroup"])
+            found[mount["mountPath"]] = folder
+        for path, source in found.items():
+            there = shlex.quote(f"{root}{path}")
+            make = "mkdir -p" if source.is_dir() else "touch"
+            lines += [f"{make} {there}", f"mount --bind {source} {there}"]
+        return lines
+
+    def _link(self, pod: Pod) -> None:
+        ip("netns", "add", pod.space)
+        ip("-n", pod.space, "link", "set", "lo", "up")
+        link = ["type", "veth", "peer", "name", f"p{self._started}", "netns", self._bridge]
+        ip("-n", pod.space, "link", "add", "eth0", *link)
+        ip("-n", self._bridge, "link", "set", f"p{self._started}", "master", "br0", "up")
+        ip("-n", pod.space, "addr", "add", f"{pod.address}/24", "dev", "eth0")
+        ip("-n", pod.space, "link", "set", "eth0", "up")
+
+    def _publish(self) -> None:
+        """Write the names, as Kubernetes' DNS does. The pods see the same file, so it is changed in place."""
+        lines = ["127.0.0.1 localhost", *(f"{a} {name}" for name, a in self._known.items())]
+        self._hosts.write_text("\n".join(lines) + "\n")
+
+    def evict(self, pod: Pod) -> None:
+        """Evict a pod: its processes are killed, and its names lead nowhere until another one is started."""
+        pod.kill()
+        self._known = {name: a for name, a in self._known.items() if a != pod.address}
+        self._publish()
+        del self.pods[pod.name]
+
+    def listening(self, pod: Pod, port: int) -> None:
+        """Wait until a pod's readiness probe succeeds: a process listens on this port."""
+        hexadecimal = f":{port:04X} "
+
+        def ready() -> bool:
+            assert pod.is_running, pod.text
+            found = subprocess.run(
+                ["ip", "netns", "exec", pod.space, "cat", "/proc/net/tcp"],
+                capture_output=True,
+                text=True,
+            )
+            return any(hexadecimal in line and " 0A " in line for line in found.stdout.splitlines())
+
+        until(ready)
