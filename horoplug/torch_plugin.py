@@ -45,6 +45,7 @@ def _create(options: Any, _: Any = None) -> Any:
         options.group_size,
         options.timeout,
         options.global_ranks_in_group,
+        enable_reconfigure=getattr(options, "enable_reconfigure", False),
     )
 
 

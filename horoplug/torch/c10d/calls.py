@@ -13,8 +13,9 @@ from horoplug.torch import streams
 from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.c10d import profiling
 from horoplug.torch.c10d.group import Group
+from horoplug.torch.c10d.operations import Submitted
 from horoplug.torch.c10d.reductions import SUM, Reduction
-from horoplug.torch.c10d.work import Submitted, Work
+from horoplug.torch.c10d.work import Work
 
 Finish = Callable[[], None]
 
@@ -64,13 +65,15 @@ class Calls(Group):
             reduction.check_bool()
 
         start = self._engine.perform if blocking else self._engine.submit
+        point_to_point = op in _POINT_TO_POINT
+        name = None if point_to_point else self._operations.name_in_callback(op)
 
         def submit() -> int:
             return start(
                 op,
                 code,
                 arguments,
-                None,
+                name,
                 reduction.op,
                 root,
                 reduction.prescale,

@@ -7,7 +7,6 @@ store. All connections are authenticated with this secret. PyTorch's store is no
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import socket
 import time
@@ -21,14 +20,14 @@ from horoplug.base.errors import RendezvousError
 from horoplug.common.engine_start import start_engine
 from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.connections.connected import PeerConnections
-from horoplug.rendezvous.network.addresses import own_address
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.server import StoreServer
+from horoplug.torch.c10d.limits import name_the_argument
+from horoplug.torch.c10d.reconfigure import host_for_others
 
 _KEY = "horoplug"
 _PROBE_SECONDS = 2.0
 _RETRY_SECONDS = 0.02
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Connected(NamedTuple):
@@ -38,18 +37,21 @@ class Connected(NamedTuple):
     connections: PeerConnections
 
 
-def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Connected:
+def connect(
+    store: Any, rank: int, size: int, timeout: timedelta, limit: timedelta | None = None
+) -> Connected:
     """Connect the ``size`` ranks of a group and start the engine. Collective over the group.
 
-    ``store``: a store of PyTorch of which no other group uses the keys. ``timeout``: limit for the start, and for every
-    operation. Errors, each of one line: RendezvousError, AuthenticationError, ValueError for invalid variables."""
-    seconds = timeout.total_seconds()
+    ``store``: a store of PyTorch of which no other group uses the keys. ``timeout``: limit for every operation.
+    ``limit``: that for the start, None: the same. Errors, each of one line: RendezvousError, AuthenticationError,
+    ValueError for invalid variables."""
+    limit = limit or timeout
     config = dataclasses.replace(
         Config.from_env(),
         rank=rank,
         size=size,
-        start_timeout=seconds,
-        operation_timeout_seconds=seconds,
+        start_timeout=limit.total_seconds(),
+        operation_timeout_seconds=timeout.total_seconds(),
         rendezvous_server="launcher",
         elastic_process=None,
         cpu_operations=None,
@@ -57,9 +59,13 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Connected:
     log.configure(config.log_level, hide_time=config.log_hide_time, rank=rank)
     server = None
     if size > 1:
-        config, server = _rendezvous(config, store, timeout)
+        config, server = _rendezvous(config, store, limit)
     with Rendezvous(config, server) as rendezvous:
-        connections = rendezvous.connect(0)
+        try:
+            connections = rendezvous.connect(0)
+        except RendezvousError as error:
+            error.args = tuple(map(name_the_argument, error.args))
+            raise
         engine = start_engine(config, connections, ())
         if connections.service is not None:
             connections.service.start(engine)
@@ -75,9 +81,7 @@ def _rendezvous(
     if config.rank == 0:
         job = secrets.token_hex(16)
         secret = job_secret(config.secret_key, f"c10d {job}")
-        on_this_host = os.environ.get("MASTER_ADDR") in _LOOPBACK
-        host = "127.0.0.1" if on_this_host else own_address(config.gloo_iface)
-        server = StoreServer(secret, host)
+        server = StoreServer(secret, host_for_others())
         address, port = server.address
         try:
             _call(store.set, _KEY, f"{job} {port} {address}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from horoplug.base.log import logger
+from horoplug.torch.c10d import backend
 from horoplug.torch.c10d.process_group import ProcessGroup
 
 _REAL = getattr(distributed_c10d, "ProcessGroupGloo", None)
@@ -21,13 +23,40 @@ class StandIn(ProcessGroup):
     own_names = ("horoplug", "gloo")
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta = dist.default_pg_timeout,
+        enable_reconfigure: bool = False,
     ) -> None:
-        super().__init__(store, rank, size, timeout)
+        super().__init__(store, rank, size, timeout, enable_reconfigure=enable_reconfigure)
         # torch.distributed sets the options of a group of Gloo after it has created it.
         self.options = SimpleNamespace(
             _timeout=timeout, global_ranks_in_group=[], group_name="", _devices=[]
         )
+
+    def _connect(self, limit: timedelta) -> None:
+        super()._connect(limit)
+        # Programs such as torchft look for this text of Gloo.
+        self._operations.phrase_for_lost_rank = " (Connection closed by peer)"
+
+    def _similar(self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> StandIn:
+        return type(self)(store, rank, len(ranks), timeout)
+
+
+class StandInBackend(backend.Backend):
+    """For libraries that put together a process group from PyTorch's class and a backend."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta = dist.default_pg_timeout,
+        enable_reconfigure: bool = False,
+    ) -> None:
+        super().__init__(StandIn(store, rank, size, timeout, enable_reconfigure))
 
 
 def replace_gloo(replace: bool = True) -> None:
@@ -35,11 +64,12 @@ def replace_gloo(replace: bool = True) -> None:
     Groups that exist stay what they are.
 
     HOROPLUG_AS_GLOO=1 calls this function at ``import torch``."""
-    wanted = StandIn if replace else _REAL
-    if distributed_c10d.__dict__.get("ProcessGroupGloo") is wanted:
+    # torch.distributed itself uses the name in its module. It accepts a whole group.
+    names = {distributed_c10d: StandIn, dist: StandInBackend if backend.IS_POSSIBLE else StandIn}
+    if (distributed_c10d.__dict__.get("ProcessGroupGloo") is StandIn) is replace:
         return
-    for module in (distributed_c10d, dist):
+    for module, stand_in in names.items():
         if hasattr(module, "ProcessGroupGloo"):
-            setattr(module, "ProcessGroupGloo", wanted)  # noqa: B010
+            setattr(module, "ProcessGroupGloo", stand_in if replace else _REAL)  # noqa: B010
     if replace:
         logger.warning('horoplug stands in for the backend "gloo" of torch.distributed')

@@ -8,16 +8,18 @@ import os
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from horoplug._native import Error
+from horoplug._native import Engine, Error
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.torch.c10d.connect import connect
 from horoplug.torch.c10d.delegates import Delegates
-from horoplug.torch.c10d.work import Operations, Work
+from horoplug.torch.c10d.operations import Operations
+from horoplug.torch.c10d.reconfigure import NotConnected, Place
+from horoplug.torch.c10d.work import Work
 
 _open: weakref.WeakSet[Group] = weakref.WeakSet()
 _registered_in = -1  # process id
@@ -34,27 +36,52 @@ class Group(_Base):  # type: ignore[misc]
     """The names of backends that mean this class. The last one is shown in profiles."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        ranks: Sequence[int] = (),
+        *,
+        enable_reconfigure: bool = False,
     ) -> None:
         """Connect with the other ranks of the group. Collective over the group.
 
         ``store``: a store for this group alone. ``ranks``: the ranks of the members in the default group; empty: this
-        is the default group."""
+        is the default group. ``enable_reconfigure``: :meth:`reconfigure` connects the group, which has no ranks before
+        its first call."""
         super().__init__(rank, size)  # the only constructor that subclasses in Python can use
-        self._rank, self._size = rank, size
-        self._store = store
         self._timeout = timeout
-        self._ranks = list(ranks) or list(range(size))
-        where = f" of the group of ranks {self._ranks}" if ranks and len(ranks) > 1 else ""
-        self._who = f"rank {rank}{where}"
-        self._delegates = Delegates(store, rank, size, timeout, self.own_names)
         self._coalesced: list[Work] | None = None
         self._interrupted: list[torch.Tensor] = []
         self._name_of_group = self._description = ""
-        self._engine, self._connections = connect(store, rank, size, timeout)
+        self._place = Place()
+        self._splits = 0
+        self._pid = os.getpid()
+        self._disconnect()
+        self._set_members(store, rank, size, ranks)
+        if not enable_reconfigure:
+            self._connect(timeout)
+
+    def _set_members(self, store: Any, rank: int, size: int, ranks: Sequence[int] = ()) -> None:
+        self._rank, self._size = rank, size
+        self._store = store
+        self._ranks = list(ranks) or list(range(size))
+        where = f" of the group of ranks {self._ranks}" if ranks and len(ranks) > 1 else ""
+        self._who = f"rank {rank}{where}"
+        self._delegates = Delegates(store, rank, size, self._timeout, self.own_names)
+
+    def _disconnect(self) -> None:
+        self._engine: Engine = cast(Any, NotConnected())
+        self._operations: Operations = cast(Any, NotConnected())
+
+    def _connect(self, limit: timedelta) -> None:
+        """Connect with the other members within ``limit``."""
+        self._engine, self._connections = connect(
+            self._store, self._rank, self._size, self._timeout, limit
+        )
         self._streams = [(fd, os.fstat(fd)) for fd in self._connections.streams]
         self._operations = Operations(self._engine, self._who, self)
-        self._pid = os.getpid()
         close_in_children(self)
         _open.add(self)
         _shut_down_at_exit()
@@ -103,6 +130,9 @@ class Group(_Base):  # type: ignore[misc]
     def size(self) -> int:
         return self._size
 
+    # PyTorch's C++ code asks by these names.
+    getRank, getSize = rank, size
+
     def _get_backend(self, device: torch.device) -> Any:
         return self._delegates.find(self, torch.device(device).type) or self
 
@@ -111,9 +141,65 @@ class Group(_Base):  # type: ignore[misc]
         # Asynchronous checkpoints need a group for tensors in host memory.
         return [torch.device("cpu"), torch.device("cuda")]
 
+    # dist.split_group asks the backend of the accelerator, and then calls split_group(). If this were true, new_group()
+    # with NCCL would try to split NCCL's group from this one.
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    supports_reconfigure = True
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Group | None:
+        """A new group of some ranks of this one; None on ranks that are not among them. Collective over this group.
+
+        ``timeout``: by default that of this group. ``opts`` and ``device_types`` are ignored: the new group has the
+        backends of this one."""
+        self._splits += 1
+        if self._rank not in ranks:
+            return None
+        name = group_name or f"{self._name_of_group}:split:{self._splits}"
+        store = dist.PrefixStore(f"{name}/{'-'.join(map(str, ranks))}", self._store)
+        members = [self._ranks[rank] for rank in ranks]
+        group = self._similar(
+            store, list(ranks).index(self._rank), members, timeout or self._timeout
+        )
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or f"{self._description}:split:{self._splits}")
+        return group
+
+    def _similar(self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> Group:
+        return type(self)(store, rank, len(ranks), timeout, ranks)
+
+    def get_reconfigure_handle(self) -> str:
+        """Names this process and its store to the other members of :meth:`reconfigure`."""
+        return self._place.handle()
+
+    def position(self, opts: Any) -> tuple[int, int]:
+        """The rank and the number of ranks that :meth:`reconfigure` would give this process. Raises ValueError."""
+        meeting = self._place.find(opts.uuid, opts.handles)
+        return meeting.rank, meeting.size
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Leave the group as it is, and connect the processes of ``opts.handles``. Returns when they are connected.
+
+        ``opts``: has the attributes of PyTorch's ``ReconfigureOptions``: ``uuid``, another one for each call;
+        ``handles`` of all members: their positions in a list are the ranks, and those of a set are sorted; ``timeout``
+        for the connections, None: that of the group. Operations in flight fail. Raises ValueError for wrong handles,
+        and the errors of :func:`.connect.connect`; the group then has no ranks, and may be reconfigured again."""
+        limit = opts.timeout or self._timeout
+        meeting = self._place.find(opts.uuid, opts.handles)
+        self.shutdown()
+        self._disconnect()
+        self._set_members(meeting.store(limit), meeting.rank, meeting.size)
+        self._connect(limit)
+        return Work(self._operations, (), None, (), None)
 
     def _get_sequence_number_for_group(self) -> int:
         return 0

@@ -20,8 +20,8 @@ from horoplug.torch.c10d import bitwise, profiling, sparse
 from horoplug.torch.c10d.arguments import check_list, check_whole, row_splits
 from horoplug.torch.c10d.calls import Calls
 from horoplug.torch.c10d.monitored_barrier import monitored_barrier
+from horoplug.torch.c10d.operations import Submitted
 from horoplug.torch.c10d.reductions import SUM, Reduction, reduction_of
-from horoplug.torch.c10d.work import Submitted
 
 _ALLREDUCE = int(Op.ALLREDUCE)
 
@@ -92,7 +92,14 @@ class ProcessGroup(Calls):
         arguments = ((address, address, (tensor.numel(),)),)
         try:
             handle = self._engine.perform(
-                _ALLREDUCE, code, arguments, None, reduction.op, 0, reduction.prescale, keep=False
+                _ALLREDUCE,
+                code,
+                arguments,
+                self._operations.name_in_callback(Op.ALLREDUCE),
+                reduction.op,
+                0,
+                reduction.prescale,
+                keep=False,
             )
         except Error as error:
             raise self._operations.exception(error) from None
@@ -113,7 +120,9 @@ class ProcessGroup(Calls):
     @_on_its_device
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         tensors = _listed(tensors)
-        return self._in_place(Op.BROADCAST, tensors, opts, root=getattr(opts, "rootRank", 0))
+        # In one of PyTorch's overloads, the root is given in place of options.
+        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        return self._in_place(Op.BROADCAST, tensors, opts, root=root)
 
     @_on_its_device
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -245,7 +254,8 @@ class ProcessGroup(Calls):
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> Any:
-        handle = self._accepted(lambda: self._engine.submit(Op.BARRIER, 0, ()))
+        name = self._operations.name_in_callback(Op.BARRIER)
+        handle = self._accepted(lambda: self._engine.submit(Op.BARRIER, 0, (), name))
         return self._track(Op.BARRIER, (), [Submitted(handle, -1, 0)], None, [], None, opts)
 
     # ---- between two ranks -----------------------------------------------------------------------------------------
@@ -298,7 +308,8 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def _reduction(opts: Any) -> Reduction:
-    return SUM if opts is None else reduction_of(opts.reduceOp)
+    """``opts``: options, or a reduction, as in one of PyTorch's overloads."""
+    return SUM if opts is None else reduction_of(getattr(opts, "reduceOp", opts))
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

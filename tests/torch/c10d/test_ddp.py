@@ -24,6 +24,7 @@ pytest_plugins = ["tests.harness.jobs"]
 groups = process_groups("aa", "aab")
 
 STEPS = 4
+Builtin = dist.BuiltinCommHookType
 
 
 class Branches(nn.Module):
@@ -50,14 +51,14 @@ def batches(key, count=STEPS, rows=5):
     return [torch.randn(rows, 6, generator=generator) for _ in range(count)]
 
 
-def train(key, group, hook=None, module=None, forward=None, rows=5, **options):
+def train(key, group, hook=None, module=None, forward=None, rows=5, steps=STEPS, **options):
     """The parameters after some steps. ``hook``: registers a communication hook."""
     options = {"bucket_cap_mb": 0.005} | options
     parallel = DistributedDataParallel(module or model(key), process_group=group, **options)
     if hook is not None:
         hook(parallel, group)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
-    for step, batch in enumerate(batches(key, rows=rows)):
+    for step, batch in enumerate(batches(key, steps, rows)):
         optimizer.zero_grad()
         output = forward(parallel, batch, step) if forward else parallel(batch)
         output.square().mean().backward()
@@ -139,6 +140,14 @@ def bf16_hook(key, group):
     return train(key, group, lambda ddp, state: ddp.register_comm_hook(state, on_cpu))
 
 
+def builtin_allreduce(key, group):
+    return train(key, group, lambda ddp, _: ddp._register_builtin_comm_hook(Builtin.ALLREDUCE))
+
+
+def builtin_fp16(key, group):
+    return train(key, group, lambda ddp, _: ddp._register_builtin_comm_hook(Builtin.FP16_COMPRESS))
+
+
 def post_local_sgd(key, group):
     """Ranks average gradients for two steps, and then their models after every second step."""
     parallel = DistributedDataParallel(model(key), process_group=group)
@@ -196,6 +205,8 @@ VARIANTS = [
     allreduce_hook,
     fp16_hook,
     bf16_hook,
+    builtin_allreduce,
+    builtin_fp16,
     post_local_sgd,
     uneven_inputs,
     zero_redundancy,
@@ -203,7 +214,7 @@ VARIANTS = [
 
 
 # The backends add numbers in different orders.
-SIXTEEN_BITS = [mixed_precision, fp16_hook, bf16_hook]
+SIXTEEN_BITS = [mixed_precision, fp16_hook, bf16_hook, builtin_fp16]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda each: each.__name__)
@@ -234,8 +245,8 @@ def test_parameters_are_those_of_one_process(groups):
 def power_sgd(key):
     """The gradient of one row has rank 1, so that the hook's approximation is exact.
 
-    It is not compared with Gloo, on which the hook hangs: its callbacks wait for further operations. With several
-    buckets, these and those of backward() would be in different orders on different ranks."""
+    It is not compared with Gloo, on which the hook hangs: its callbacks wait for further operations. There are several
+    buckets, so that callbacks of one run while backward() submits others."""
     rank = dist.get_world_size()
 
     def register(parallel, group):
@@ -244,11 +255,11 @@ def power_sgd(key):
         )
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
-    exact = train(key, dist.group.WORLD, rows=1)
+    exact = train(key, dist.group.WORLD, rows=1, steps=12)
     for actual, expected in zip(
-        train(key, dist.group.WORLD, register, rows=1, bucket_cap_mb=25), exact, strict=True
+        train(key, dist.group.WORLD, register, rows=1, steps=12), exact, strict=True
     ):
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=2e-3)
 
 
 def test_power_sgd(groups):

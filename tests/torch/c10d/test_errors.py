@@ -176,7 +176,11 @@ def test_rank_that_does_not_come(pool, tmp_path):
         files = [new_file(tmp_path), new_file(tmp_path)]
         for took, text in ranks.run(lambda: lone(files[int(os.environ["HOROVOD_RANK"])], 1.0)):
             assert took < 10
-            assert text
+            assert "HORO" not in text
+        assert (
+            "the argument timeout of init_process_group"
+            in ranks.run(lambda: lone(files[int(os.environ["HOROVOD_RANK"])] + "-again", 1.0))[0][1]
+        )
 
 
 def test_store_that_ends_before_the_group_exists(pool):

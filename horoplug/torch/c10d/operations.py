@@ -1,0 +1,209 @@
+"""What a process group has in flight, how it ends, and the thread that completes futures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from horoplug._native import Engine, Error, Op, Status
+from horoplug.torch import streams
+from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
+from horoplug.torch.c10d.limits import name_the_argument
+
+SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
+_LOST = (Status.ABORTED, Status.SHUT_DOWN)
+_NAMES_IN_CALLBACKS = 1024  # for operations in flight; the core remembers names
+
+
+class Submitted(NamedTuple):
+    """An operation that the core has accepted."""
+
+    handle: int
+    device: int
+    """The GPU of its tensors; -1: host memory."""
+    stream: int
+    """On a GPU: the stream in which its tensors were ready."""
+
+
+class Pending(Protocol):
+    """What :class:`Operations` needs from a ``Work``."""
+
+    _event: Any
+    _submitted: Sequence[Submitted]
+    collective: bool
+
+    def is_completed(self) -> bool: ...
+
+    def _complete(self) -> None: ...
+
+    def _complete_future(self) -> None: ...
+
+    def _is_awaited_by_hook(self) -> bool: ...
+
+
+_AnyPending = TypeVar("_AnyPending", bound=Pending)
+
+
+class Operations:
+    """What a process group has in flight, and the thread that completes futures."""
+
+    def __init__(self, engine: Engine, who: str, group: Any) -> None:
+        """``who``: names the group and this rank in error texts."""
+        self._engine = engine
+        self._group = weakref.ref(group)
+        self.who = who
+        self.phrase_for_lost_rank = ""
+        """Appended to the error of an operation that fails because another rank has ended."""
+        self._in_flight: dict[Pending, None] = {}
+        self._lock = threading.Lock()
+        self._waiting: dict[Pending, None] = {}  # whose futures the thread completes
+        self._closed = False
+        self._signal = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._calls_in_callbacks = 0
+
+    def track(self, work: _AnyPending) -> _AnyPending:
+        """Keep the tensors of ``work`` alive until it is done, also if the caller drops it."""
+        while (oldest := next(iter(self._in_flight), None)) is not None and oldest.is_completed():
+            oldest._complete()
+            self.forget(oldest)
+        self._in_flight[work] = None
+        if work._event is not None:
+            self.complete_later(work)
+        return work
+
+    def forget(self, work: Pending) -> None:
+        self._in_flight.pop(work, None)
+
+    def are_done(self, submitted: Sequence[Submitted]) -> bool:
+        return all(self._engine.poll(each.handle) for each in submitted)
+
+    def value(self, submitted: Submitted) -> int | None:
+        """Block until a send or recv is done; the rank at the other end, or None if it failed."""
+        try:
+            self._engine.wait(submitted.handle)
+            return self._engine.value(submitted.handle)
+        except Error:
+            return None
+
+    def finish(
+        self, submitted: Sequence[Submitted], finish: Callable[[], None] | None
+    ) -> BaseException | None:
+        """Block until the operations are done, call ``finish``, and free the handles. Returns the first error."""
+        failure: BaseException | None = None
+        for each in submitted:
+            try:
+                self._engine.wait(each.handle)
+                if each.device >= 0:
+                    for stream in {streams.current(each.device), each.stream}:
+                        self._engine.stream_wait(each.handle, stream)
+            except Error as error:
+                failure = failure or self.exception(error)
+        if finish is not None and failure is None:
+            try:
+                finish()
+            except Error as error:
+                failure = self.exception(error)
+            except Exception as error:
+                failure = error
+        for each in submitted:
+            with contextlib.suppress(Error):
+                self._engine.release(each.handle)
+        return failure
+
+    def exception(self, error: Error) -> dist.DistBackendError:
+        """The exception to raise for an operation that failed."""
+        status, message = error.args
+        cause = "timeout of the process group: " if status == Status.TIMEOUT else ""
+        phrase = self.phrase_for_lost_rank if status in _LOST else ""
+        return dist.DistBackendError(f"{self.who}: {cause}{name_the_argument(message)}{phrase}")
+
+    def named(self, error: BaseException, tensor: torch.Tensor) -> BaseException:
+        """The error, with the names of the parameters if ``tensor`` is a bucket of DistributedDataParallel."""
+        names = parameters_in_bucket(self._group(), tensor)
+        return type(error)(f"{error} (gradients of {names})") if names else error
+
+    def name_in_callback(self, op: Op) -> str | None:
+        """The name of an operation that a callback of a future starts; None outside of callbacks.
+
+        Callbacks run beside the program, so that the n-th call of an operation may be another one on each rank. They
+        run in the same order on all ranks: the n-th call in callbacks is the same."""
+        if self._thread is None or self._thread.ident != threading.get_ident():
+            return None
+        self._calls_in_callbacks += 1
+        return f"callback.{op.name.lower()}.{self._calls_in_callbacks % _NAMES_IN_CALLBACKS}"
+
+    def complete_later(self, work: Pending) -> None:
+        """Complete the future of ``work`` in a thread, which sleeps until an operation is done: it must not take
+        processor time from the backward pass that runs meanwhile."""
+        with self._lock:
+            self._waiting[work] = None
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._complete_when_done, name="horoplug futures", daemon=True
+                )
+                self._thread.start()
+        for each in work._submitted:
+            try:
+                self._engine.signal_when_done(each.handle, self._signal)
+            except Error:  # another thread has completed the work
+                os.eventfd_write(self._signal, 1)
+
+    def in_callback(self) -> bool:
+        """Whether a callback of a future is the caller."""
+        return self._thread is threading.current_thread()
+
+    def _complete_when_done(self) -> None:
+        held = False
+        while True:
+            if not held:
+                os.eventfd_read(self._signal)
+            with self._lock:
+                done, held = self._next_to_complete()
+                for work in done:
+                    del self._waiting[work]
+                is_over = self._closed and not self._waiting
+            for work in done:
+                work._complete()
+                work._complete_future()
+            if is_over:
+                return
+            if held:
+                time.sleep(SHORT_PAUSE)
+
+    def _next_to_complete(self) -> tuple[list[Pending], bool]:
+        """Works that are done, and whether hooks hold up others. Collective ones only up to the first that is not done
+        or held up, so that callbacks run in the order of the calls, which is the same on all ranks."""
+        done, is_next, held = [], True, False
+        for work in self._waiting:
+            if work.collective and not is_next:
+                continue
+            if not work.is_completed():
+                is_next = is_next and not work.collective
+            elif work._is_awaited_by_hook():
+                is_next, held = False, True
+            else:
+                done.append(work)
+        return done, held
+
+    def close(self) -> None:
+        """End the thread. The engine has shut down, so all operations are done."""
+        for work in list(self._in_flight):
+            work._complete()
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is threading.current_thread():  # a callback of a future has closed the group
+            return
+        if thread is not None:
+            os.eventfd_write(self._signal, 1)
+            thread.join()
+        os.close(self._signal)
