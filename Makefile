@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d environments other-environments soak test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
+.PHONY: help demo build kernels test test-c10d environments other-environments soak test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "             training beside busy threads"
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, on horoplug and on Gloo"
 	@echo "make test-integrations   tests with Lightning, Accelerate and Transformers, and of torchrun's restarts"
+	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"
 	@echo "make kernels compile the GPU kernels with nvcc, for machines without NVRTC (docs/gpu.md)"
@@ -235,8 +236,14 @@ test-c10d: build
 	@$(ACTIVATE) PYTHONPATH=. python tests/torch/c10d/compare_with_gloo.py $(RANKS)
 
 # Files that make test does not collect, because of their names. The tests of mpirun also need make mpi.
-test-integrations: build $(INTEGRATIONS)/.installed
+test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed
 	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(INTEGRATIONS)" python -m pytest -o python_files='*.py' tests/integrations $(PYTEST_ARGS)
+
+# A file that make test does not collect, because of its name: debootstrap takes a minute.
+test-image: wheel
+	@scripts/system-packages $(PYTHON) debootstrap
+	@$(ACTIVATE) HOROPLUG_TEST_WHEEL="$$(ls -t dist/*.whl | head -n 1)" \
+	  python -m pytest -o python_files=debian_image.py tests/project/debian_image.py $(PYTEST_ARGS)
 
 # See bench-gpu.
 test-gpu: $(GPU_TOOLS)

@@ -52,7 +52,10 @@ from horoplug.compat.names import MODULES
 for name, target in MODULES.items():
     try:
         module = importlib.import_module(name)
-    except ImportError:
+    except ImportError as error:
+        if "pip install" in str(error):  # the part needs a package that is not installed here
+            assert name.split(".")[1] in ("ray", "spark"), name
+            continue
         assert name == "horovod.torch.sync_batch_norm"  # if it is missing, it is missing under both names
         continue
     assert module is sys.modules[target], name
@@ -92,15 +95,14 @@ def test_modules_are_imported_on_use():
     ("statement", "missing"),
     [
         ("import horovod.tensorflow.data", "horovod.tensorflow.data"),
-        ("import horovod.spark.keras as hvd", "horovod.spark"),
-        ("from horovod.spark import run", "horovod.spark"),
-        ("from horovod import spark", "horovod.spark"),
-        ("from horovod.spark.torch import TorchEstimator", "horovod.spark"),
-        ("import horovod; horovod.ray", "horovod.ray"),
+        ("import horovod.spark.tensorflow.compute_worker", "horovod.spark.tensorflow"),
+        ("from horovod.spark.driver import driver_service", "horovod.spark.driver"),
+        ("from horovod import mxnet", "horovod.mxnet"),
+        ("import horovod; horovod.mxnet", "horovod.mxnet"),
         ("import horovod.runner.gloo_run", "horovod.runner.gloo_run"),
         ("from horovod.runner.common.util import hosts", "horovod.runner.common.util.hosts"),
         ("import horovod.mxnet", "horovod.mxnet"),
-        ("import horovod.ray", "horovod.ray"),
+        ("import horovod.runner.driver", "horovod.runner.driver"),
     ],
 )
 def test_missing_modules_are_named(statement, missing):

@@ -30,6 +30,9 @@ for module, listed in NAMES.items():
         try:
             exec(f"from {module} import {name}")
         except ImportError as error:
+            if "pip install" in str(error):  # the part needs a package that is not installed here
+                assert module.split(".")[1] in ("ray", "spark"), (module, name, error)
+                continue
             assert module.endswith("sync_batch_norm"), (module, name, error)
             # For a module that is not a package, Python's own error message cannot be extended.
             package = module in PACKAGES or any(other.startswith(module + ".") for other in MODULES)

@@ -1,0 +1,22 @@
+"""Horoplug on Ray: actors are the ranks.
+
+    from horoplug.ray import RayExecutor
+
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=4)
+    executor.start()
+    results = executor.run(train)  # by rank
+    executor.shutdown()
+
+:class:`RayExecutor` runs functions on actors that stay, :class:`ElasticRayExecutor` replaces actors that fail and
+follows the nodes of the cluster, and :class:`horoplug.ray.train.HoroplugTrainer` is a trainer of Ray Train."""
+
+try:
+    import ray as _ray  # noqa: F401
+except ImportError as error:
+    raise ImportError("horoplug.ray needs Ray: pip install 'horoplug[ray]'") from error
+
+from horoplug.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
+from horoplug.ray.runner import RayExecutor as RayExecutor
+from horoplug.ray.worker import BaseHorovodWorker as BaseHorovodWorker
+
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor"]

@@ -1,0 +1,196 @@
+"""The processes of an elastic job as actors of Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from horoplug.ray import cluster
+from horoplug.ray.calls import death
+from horoplug.ray.discovery import find_node
+from horoplug.ray.worker import BaseHorovodWorker, Outcome
+from horoplug.runner.elastic.roster import STARTS_PER_HOST, Start
+from horoplug.runner.elastic_worker_job import ElasticWorkerJob
+from horoplug.runner.run_task import Failure
+
+_log = logging.getLogger("horoplug")
+
+
+class _Process:
+    def __init__(self, host: str, node: str, actor: Any) -> None:
+        self.host = host
+        self.node = node
+        self.actor = actor
+
+
+class Actors:
+    """Starts an actor for each process of an elastic job, on the node that the job has chosen. It implements
+    :class:`horoplug.runner.elastic.driver.Workers`."""
+
+    job: ElasticWorkerJob
+    """The job; the caller sets it."""
+
+    def __init__(
+        self,
+        needed: Mapping[str, float],
+        variables: Mapping[str, str],
+        function: Any,
+        executable: tuple[Any, ...] | None,
+        queue: Any,
+    ) -> None:
+        """``needed``: the resources of an actor; ``variables``: its environment variables, beside those of the job;
+        ``function``: a reference to the packed function; ``executable``: the arguments of ``start_executable``;
+        ``queue``: for the values that rank 0 reports, None: nobody wants them."""
+        self._needed = dict(needed)
+        self._variables = dict(variables)
+        self._function = function
+        self._executable = executable
+        self._queue = queue
+        self._threads = ThreadPoolExecutor(4, "horoplug-ray-ends")
+        self._lock = threading.Lock()
+        self._live: dict[int, _Process] = {}
+        self.results: dict[int, Any] = {}
+        """What the function has returned, by process."""
+        self.failures: list[tuple[int, Failure]] = []
+        """The exceptions, with the process that has raised each."""
+        self.said: list[str] = []
+        """The lines for the user, which are also in the log."""
+
+    # ---- calls of the driver -----------------------------------------------------------------------------------------
+
+    def start(self, start: Start) -> None:
+        needed = dict(self._needed)
+        nodes = cluster.live_nodes()
+        node = find_node(start.host, nodes)
+        variables = self._variables | self.job.environment(start)
+        if "GPU" in needed:  # all of the node: which one a worker uses is decided by its local rank
+            gpus = {each["NodeID"]: int(each["Resources"].get("GPU", 0)) for each in nodes}
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus.get(node, 0))))
+        if node is None:
+            self.job.ended(
+                start.process, 126, "could not be started: its node has left the cluster"
+            )
+            return
+        options = {
+            "num_cpus": needed.pop("CPU", 0),
+            "num_gpus": needed.pop("GPU", 0),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        }
+        actor = ray.remote(BaseHorovodWorker).options(**options).remote(start.slot)
+        with self._lock:
+            self._live[start.process] = _Process(start.host, node, actor)
+        # Calls of an actor run in order, and those after a failed one as well: only the last one is looked at.
+        actor.enter_job.remote(variables)
+        if self._queue is not None:
+            actor.set_queue.remote(self._queue)
+        reference = actor.attempt_elastic.remote(self._function, self._executable)
+        reference.future().add_done_callback(lambda future: self._notice(start.process, future))
+
+    def kill(self, process: int) -> None:
+        with self._lock:
+            found = self._live.get(process)
+        if found is not None:
+            self._kill(found)
+            self.job.ended(process, 137, "was killed, because it did not answer")
+
+    def hosts_changed(self) -> None:
+        """Nodes that have left the cluster are lost, whatever the discovery says."""
+        alive = {node["NodeID"] for node in cluster.live_nodes()}
+        with self._lock:
+            lost = {each.host for each in self._live.values() if each.node not in alive}
+        for host in lost:
+            self._host_lost(host)
+
+    def finish(self) -> None:
+        pass
+
+    def fail(self, code: int, text: str) -> None:
+        self.close()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        _log.warning("elastic: %s", text)
+
+    # ---- ends of actors ----------------------------------------------------------------------------------------------
+
+    def _notice(self, process: int, future: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # closed
+            self._threads.submit(self._ended, process, future)
+
+    def _ended(self, process: int, future: Any) -> None:
+        """The call of an actor has ended. Called in a thread of this object: those of Ray must not wait for Ray."""
+        with self._lock:
+            found = self._live.get(process)
+        if found is None:
+            return
+        error = future.exception()
+        if error is None:
+            self._returned(process, found, future.result())
+        elif isinstance(error, RayActorError):
+            self._died(process, found, error)
+        else:
+            reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
+            self.job.ended(process, 1, f"has failed: {reason}")
+        self._forget(process)
+
+    def _returned(self, process: int, found: _Process, outcome: Outcome) -> None:
+        if outcome.has_left:
+            self.job.ended(process, 0, "was not needed any more")
+        elif outcome.failure is not None:
+            self._raised(process, found, outcome.failure)
+        else:
+            self.results[process] = outcome.value
+            self.job.ended(process, 0, "has returned")
+
+    def _raised(self, process: int, found: _Process, failure: Failure) -> None:
+        self.failures.append((process, failure))
+        if not self.job.members and len(self.failures) >= STARTS_PER_HOST:
+            # Other nodes, which may come, would not help.
+            text = f"process {process} on {found.host} raised {failure.text}"
+            self.job.stop(
+                f"{len(self.failures)} processes have failed before init() returned; {text}"
+            )
+        self.job.ended(process, 1, f"raised {failure.text}")
+
+    def _died(self, process: int, found: _Process, error: RayActorError) -> None:
+        """Report the end of an actor: as a lost host if its node is gone."""
+        if not cluster.answers(found.node):
+            self._host_lost(found.host)
+            return
+        self._kill(found)  # Ray may only have lost its connection
+        self.job.ended(process, 1, f"has died: {death(error)}")
+
+    def _host_lost(self, host: str) -> None:
+        with self._lock:
+            lost = [number for number, each in self._live.items() if each.host == host]
+            for number in lost:
+                del self._live[number]
+        if lost:
+            self.job.host_lost(host, "its node has left the cluster")
+
+    def _forget(self, process: int) -> None:
+        """End the actor of a process, which is used for one call only."""
+        with self._lock:
+            found = self._live.pop(process, None)
+        if found is not None:
+            self._kill(found)
+
+    def _kill(self, process: _Process) -> None:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            ray.kill(process.actor)
+
+    def close(self) -> None:
+        """End all actors."""
+        with self._lock:
+            live, self._live = list(self._live.values()), {}
+        for process in live:
+            self._kill(process)
+        self._threads.shutdown(wait=False)

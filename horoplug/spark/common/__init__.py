@@ -1,0 +1,1 @@
+"""What the estimators share: parameters, stores, intermediate data, and the start of training."""

@@ -1,0 +1,4 @@
+"""Spark ML estimators for Keras 3 with any backend: ``from horoplug.spark.keras import KerasEstimator``."""
+
+from horoplug.spark.keras.estimator import KerasEstimator as KerasEstimator
+from horoplug.spark.keras.estimator import KerasModel as KerasModel

@@ -1,0 +1,4 @@
+"""Spark ML estimators for Lightning 2: ``from horoplug.spark.lightning import TorchEstimator``."""
+
+from horoplug.spark.lightning.estimator import TorchEstimator as TorchEstimator
+from horoplug.spark.lightning.estimator import TorchModel as TorchModel

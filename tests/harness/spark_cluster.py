@@ -1,0 +1,116 @@
+"""Spark sessions that all tests of a file share, because starting one takes seconds.
+
+    pytest_plugins = ["tests.harness.spark_cluster"]
+
+    def test_sum(local_spark): ...
+
+``local_spark`` has two slots in one process of Java (``local[2]``), ``spark_cluster`` two executors with one slot each
+(``local-cluster[2,1,1024]``). A process can have one session at a time: a file uses one of the two."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import ROOT
+
+CLUSTERS = ROOT / "build" / "clusters"  # requirements/clusters.txt
+# Java's options for a short life: a simple collector, and no compiler that takes long.
+_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+_CONFIGURATION = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.executor.extraJavaOptions": _JAVA,
+    "spark.default.parallelism": "2",
+    "spark.locality.wait": "0",
+    "spark.log.level": "ERROR",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def variables() -> dict[str, str]:
+    """The environment variables of Spark's driver and, since executors inherit them, of its Python workers."""
+    python_path = [str(ROOT), str(CLUSTERS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, python_path))),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # pyspark 4.3 about pandas 3
+        "SPARK_HOME": str(CLUSTERS / "pyspark"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@contextlib.contextmanager
+def session(master: str, folder: Path, **configuration: str) -> Iterator[Any]:
+    """A session of its own process of Java. ``folder``: for Spark's files; ``configuration``: further settings, whose
+    names have ``_`` for ``.``."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables().items():
+            patch.setenv(name, value)
+        patch.syspath_prepend(CLUSTERS)
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        assert SparkSession.getActiveSession() is None, "another session is active"
+        builder = SparkSession.builder.master(master).appName("horoplug-tests")
+        places = {"spark.local.dir": folder / "local", "spark.sql.warehouse.dir": folder / "tables"}
+        named = {name.replace("_", "."): value for name, value in configuration.items()}
+        for name, value in {**_CONFIGURATION, **places, **named}.items():
+            builder = builder.config(name, str(value))
+        spark = builder.getOrCreate()
+        application = spark.sparkContext.applicationId
+        try:
+            yield spark
+        finally:
+            spark.stop()
+            _end_java(SparkContext)
+            # Executors of a local cluster have their working directories here.
+            shutil.rmtree(CLUSTERS / "pyspark" / "work" / application, ignore_errors=True)
+            SparkSession.builder._options.clear()
+
+
+def _end_java(context: Any) -> None:
+    """End the process of Java, which would otherwise serve the next session with this one's variables."""
+    gateway = context._gateway
+    context._gateway = context._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # it ends at the end of its input
+    gateway.proc.wait(30)
+
+
+@pytest.fixture(scope="module")
+def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session with two slots in one process of Java."""
+    with session("local[2]", tmp_path_factory.mktemp("spark")) as spark:
+        yield spark
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session with two executors, which have one slot each."""
+    with session("local-cluster[2,1,1024]", tmp_path_factory.mktemp("spark")) as spark:
+        yield spark
+
+
+# ---- in ranks --------------------------------------------------------------------------------------------------------
+
+
+def executor() -> int:
+    """The process of the executor that runs this rank. Its parent is Spark's Python worker, the parent of that is the
+    daemon that has forked it, and the parent of that is the executor."""
+    pid = os.getppid()
+    for _ in range(2):
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = next(int(line.split()[1]) for line in status.splitlines() if "PPid:" in line)
+    return pid

@@ -1,0 +1,183 @@
+"""Ray Train: HoroplugTrainer, Ray's own HorovodTrainer, and trials of Ray Tune."""
+
+import subprocess
+import sys
+
+import pytest
+
+from horoplug.compat import python_path
+from tests.harness.ray_driver import variables
+
+pytest_plugins = ["tests.harness.ray_driver"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_trainer_reports_restarts_from_a_checkpoint_and_feeds_its_ranks(on_ray, tmp_path):
+    def use(cluster, folder):
+        import ray
+        import ray.data
+        import ray.train
+
+        from horoplug.ray.train import HoroplugConfig, HoroplugTrainer
+
+        def train(config):
+            import os
+            import pathlib
+            import tempfile
+
+            import numpy as np
+            import ray.train
+
+            import horoplug.numpy as hvd
+
+            hvd.init()
+            context = ray.train.get_context()
+            assert (hvd.rank(), hvd.size()) == (context.get_world_rank(), context.get_world_size())
+            assert hvd.local_rank() == context.get_local_rank()
+            first, checkpoint = 0, ray.train.get_checkpoint()
+            if checkpoint is not None:
+                with checkpoint.as_directory() as path:
+                    first = int((pathlib.Path(path) / "epoch").read_text()) + 1
+            total = 190
+            if checkpoint is None:  # once is enough: Ray Data takes seconds to start
+                shard = ray.train.get_dataset_shard("train")
+                mine = sum(int(batch["item"].sum()) for batch in shard.iter_batches(batch_size=4))
+                total = hvd.allreduce(np.array([mine]), op=hvd.Sum)[0]
+            for epoch in range(first, 3):
+                if epoch == 2 and checkpoint is None and hvd.rank() == 1:
+                    raise ValueError("broken once")
+                with tempfile.TemporaryDirectory() as path:
+                    (pathlib.Path(path) / "epoch").write_text(str(epoch))
+                    saved = ray.train.Checkpoint.from_directory(path) if hvd.rank() == 0 else None
+                    found = {"epoch": epoch, "total": int(total), "first": first}
+                    found |= {"shade": os.environ["SHADE"], "factor": config["factor"]}
+                    ray.train.report(found, checkpoint=saved)
+
+        trainer = HoroplugTrainer(
+            train,
+            train_loop_config={"factor": 7},
+            horoplug_config=HoroplugConfig(timeout_s=60, env_vars={"SHADE": "green"}),
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(
+                name="job",
+                storage_path=folder,
+                failure_config=ray.train.FailureConfig(max_failures=1),
+            ),
+            datasets={"train": ray.data.from_items(list(range(20)), override_num_blocks=2)},
+        )
+        result = trainer.fit()
+        return result.metrics, result.checkpoint is not None
+
+    metrics, has_checkpoint = on_ray(use, str(tmp_path), timeout=300)
+    assert metrics == {"epoch": 2, "total": 190, "first": 2, "shade": "green", "factor": 7}
+    assert has_checkpoint
+
+
+def test_two_trials_of_tune_run_side_by_side_and_do_not_meet(on_ray, tmp_path):
+    def use(cluster, folder):
+        from ray import tune
+
+        def trial(config):
+            from ray import tune
+
+            from horoplug.ray import RayExecutor
+
+            def reduce(number):
+                import time
+
+                import numpy as np
+
+                import horoplug.numpy as hvd
+
+                hvd.init()
+                begin = time.time()
+                deadline = begin + 1.0
+                sums = set()
+                while True:
+                    stop = np.array([float(time.time() > deadline)])
+                    sums.add(int(hvd.allreduce(np.array([number]), op=hvd.Sum, name="n")[0]))
+                    if hvd.allreduce(stop, op=hvd.Max, name="stop")[0]:
+                        return begin, time.time(), sorted(sums), hvd.size()
+
+            settings = RayExecutor.create_settings(timeout_s=60)
+            with RayExecutor(settings, num_workers=2) as executor:
+                executor.start()
+                (begin, end, sums, size), _ = executor.run(reduce, [config["number"]])
+            tune.report({"begin": begin, "end": end, "sums": sums, "size": size})
+
+        resources = tune.PlacementGroupFactory([{"CPU": 0}, {"CPU": 1}, {"CPU": 1}])
+        tuner = tune.Tuner(
+            tune.with_resources(trial, resources),
+            param_space={"number": tune.grid_search([1, 100])},
+            run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
+        )
+        return [(each.config["number"], each.metrics) for each in tuner.fit()]
+
+    for number, metrics in on_ray(use, str(tmp_path)):
+        assert metrics["sums"] == [2 * number]
+        assert metrics["size"] == 2
+
+
+_OLD_PROGRAM = """
+import sys
+import ray
+from ray.train import ScalingConfig, RunConfig
+from ray.train.horovod import HorovodConfig, HorovodTrainer
+
+def train(config):
+    import horovod.torch as hvd
+    import torch
+    import ray.train
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+    ray.train.report({"total": total, "size": hvd.size(), "local": hvd.local_size(), "from": hvd.__name__})
+
+ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={
+    "worker_process_setup_hook": "horoplug.compat.install"})
+trainer = HorovodTrainer(
+    train, train_loop_config={}, horovod_config=HorovodConfig(timeout_s=60),
+    scaling_config=ScalingConfig(num_workers=2, trainer_resources={"CPU": 0}),
+    run_config=RunConfig(storage_path=sys.argv[2], verbose=0))
+metrics = trainer.fit().metrics
+print("result:", metrics["total"], metrics["size"], metrics["local"], metrics["from"])
+"""
+
+
+def test_rays_own_horovod_trainer_runs_with_horoplug(on_ray, tmp_path):
+    address = on_ray(lambda cluster: cluster.address)
+    env = variables() | {"RAY_TRAIN_V2_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", _OLD_PROGRAM, address, str(tmp_path)],
+        env=env | {"PYTHONPATH": python_path(env)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "result: 3.0 2 2 horoplug.torch" in done.stdout, (
+        done.stderr[-3000:] + done.stdout[-2000:]
+    )
+
+
+def test_a_coordinator_keeps_the_ranks_that_have_registered(on_ray):
+    def use(cluster):
+        from horoplug.ray.runner import Coordinator, MiniSettings
+
+        coordinator = Coordinator(MiniSettings(timeout_s=7))
+        for rank, node in enumerate("abab"):
+            coordinator.register(f"host-{node}", node, rank)
+        found = coordinator.finalize_registration()
+        common = coordinator.establish_rendezvous()
+        coordinator.close()
+        return found, common, coordinator.hostnames, coordinator.node_id_string
+
+    found, common, hosts, nodes = on_ray(use)
+    local = [each["HOROVOD_LOCAL_RANK"] for _, each in sorted(found.items())]
+    cross = [each["HOROVOD_CROSS_RANK"] for _, each in sorted(found.items())]
+    assert (local, cross) == (["0", "0", "1", "1"], ["0", "1", "0", "1"])
+    assert (common["HOROVOD_SIZE"], common["HOROVOD_CONTROLLER"]) == ("4", "gloo")
+    assert common["HOROVOD_START_TIMEOUT"] == "7"
+    assert "HOROVOD_RANK" not in common
+    assert "HOROVOD_HOSTNAME" not in common
+    assert common["_HOROVOD_SECRET_KEY"]
+    assert (hosts, nodes) == (["host-a", "host-b"], "a:2,b:2")
