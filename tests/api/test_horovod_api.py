@@ -62,7 +62,7 @@ def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> l
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_horovod_torch_api(size):
     lines = run(FILES, size, timeout=350)
     assert len(lines) == size

@@ -359,7 +359,9 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), close and state.epoch =
 """
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.matrix), "jax"]
+)
 def test_keras_training_survives_a_failure(backend, tmp_path):
     needs(backend)
     needs("keras")

@@ -26,7 +26,7 @@ def test_training_with_a_failure_gives_the_parameters_of_an_undisturbed_run(mome
     [
         ("function", "tensorflow", 3, ["backward", "reduction", "update"]),
         ("fit", "tensorflow", 2, ["commit"]),
-        ("fit", "torch", 2, ["update"]),
+        pytest.param("fit", "torch", 2, ["update"], marks=pytest.mark.matrix),
     ],
     ids=["tensorflow", "keras on tensorflow", "keras on torch"],
 )

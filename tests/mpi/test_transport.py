@@ -50,12 +50,13 @@ assert "libmpi_abi" in library, library
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["mpich", "impi"])
 def test_mpi4py_of_the_mpi_standard_abi(name):
     """The job uses an mpi4py that supports only MPI's standard ABI."""
     found, abi = find(name), ROOT / "build/mpi/abi"
     if not (abi / ".installed").exists():
-        pytest.skip("mpi4py for the standard ABI is not installed: make mpi")
+        pytest.skip("mpi4py for the standard ABI is not installed: make test-matrix")
     variables = found.environment() | {
         "MPI4PY_LIBMPI": str(found.prefix / "lib/libmpi_abi.so.1"),
         "MPI4PY_MPIABI": "",

@@ -1,13 +1,11 @@
 """Runs the C++ tests, plain and under the sanitizers, and the fuzz targets, so that one summary includes all tests.
 
-A test builds its configuration, or waits until CI has built it. A missing binary is a failure, not a skip."""
+``make cpp`` builds them; a binary that is missing is a failure, not a skip."""
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,6 @@ FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "15"))
 
 # Seconds a binary may take. The sanitizers slow code down five to fifteen times.
 LIMITS = {"release": 120, "tsan": 600, "asan": 600}
-BUILD_SECONDS = 1200
 # The symbolizer of Debian's llvm-16, which the sanitizers of clang-16 do not find by themselves.
 SYMBOLIZER = "external_symbolizer_path=/usr/bin/llvm-symbolizer-16"
 # Tests of engines that poll, which they do only if there are as many processors as threads.
@@ -39,20 +36,10 @@ OPTIONS = {
 }
 
 
-@functools.cache
-def build(config: str) -> str:
-    """Build a configuration unless it is up to date. Returns the output if that fails."""
-    env = {name: text for name, text in os.environ.items() if name != "MAKEFLAGS"}
-    status, output = run(["make", "-C", str(ROOT), f"cpp-{config}"], BUILD_SECONDS, env)
-    return output or "make has failed" if status else ""
-
-
 def binary(config: str, name: str) -> Path:
     path = ROOT / "build" / config / "bin" / name
-    if problem := build(config):
-        pytest.fail(problem, pytrace=False)
     if not path.exists():
-        pytest.fail(f"{path} does not exist after make cpp-{config}", pytrace=False)
+        pytest.fail(f"{path} is not built: run make cpp", pytrace=False)
     return path
 
 
@@ -66,14 +53,14 @@ def one_processor() -> list[str]:
     return ["taskset", "--cpu-list", str(processors[worker % len(processors)])]
 
 
-def run(command: list[str], limit: float, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(command: list[str], limit: float) -> tuple[int, str]:
     """Exit status and output; at the limit the process is asked to name its test case, then its group is killed."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
-        env={**(os.environ if env is None else env), **OPTIONS},
+        env={**os.environ, **OPTIONS},
         text=True,
         errors="replace",
         start_new_session=True,
@@ -90,7 +77,7 @@ def run(command: list[str], limit: float, env: Mapping[str, str] | None = None) 
     return process.returncode, output
 
 
-@pytest.mark.timeout(BUILD_SECONDS + 700)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -113,7 +100,7 @@ def test_cpp_test(name, config):
         assert "threads started: 0" in output.splitlines(), "ThreadSanitizer must test it"
 
 
-@pytest.mark.timeout(BUILD_SECONDS + FUZZ_SECONDS + 120)
+@pytest.mark.timeout(FUZZ_SECONDS + 120)
 @pytest.mark.parametrize("name", FUZZERS)
 def test_fuzz_target(name, tmp_path):
     """The seeds in corpus/<target>, then mutations of them for HOROPLUG_FUZZ_SECONDS."""

@@ -210,7 +210,10 @@ def test_jax_example_learns():
 # ---- keras/train.py -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    "backend",
+    ["tensorflow", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("torch", "jax"))],
+)
 def test_keras_example_learns(backend, tmp_path):
     pytest.importorskip("keras")
     pytest.importorskip(f"horoplug.{backend}")

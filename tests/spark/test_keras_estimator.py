@@ -11,7 +11,10 @@ from tests.harness.support import environment
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("case", "backend"), [("simple", "torch"), ("several", "tensorflow")])
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [pytest.param("simple", "torch", marks=pytest.mark.matrix), ("several", "tensorflow")],
+)
 def test_keras_estimator(tmp_path, case, backend):
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs Keras and {backend}")

@@ -20,7 +20,10 @@ ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1"}
 LIMITS = {"HOROPLUG_OPERATION_TIMEOUT_SECONDS": "30", "HOROVOD_DEADLOCK_TIME_SECONDS": "2"}
 
 
-@pytest.fixture(scope="module", params=["current", "derived", "oldest"])
+@pytest.fixture(
+    scope="module",
+    params=["current", "derived", pytest.param("oldest", marks=pytest.mark.matrix)],
+)
 def ranks(request):
     if request.param == "oldest" and not OLDEST.exists():
         pytest.skip(f"{OLDEST} does not exist")
