@@ -65,7 +65,7 @@ fi
 echo "restarts: ${{SLURM_RESTART_COUNT:-0}}"
 exec {" ".join(elastic)} {sys.executable} {ELASTIC} {requeued} {MORE}
 """)
-    flags = ("-w", HOST, "-n", "2", "--requeue", "--open-mode=append")
+    flags = ("-w", HOST, "-N", "1", "--ntasks-per-node=2", "--requeue", "--open-mode=append")
     output = batch(on_slurm, script, *flags, limit=150)  # Slurm starts a job again after a while
     assert re.findall(r"restarts: \d", output) == ["restarts: 0", "restarts: 1"]
     (begin,) = {int(step) for step in re.findall(r"from ([1-9]\d*) to", output)}

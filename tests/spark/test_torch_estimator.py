@@ -241,8 +241,8 @@ def test_several_inputs_and_outputs_with_all_options(frame, store, tmp_path, cap
     assert len(trained.getHistory()) == 12
     assert set(last["train"]) == {"loss", "kind_accuracy"} == set(last["validation"])
     assert last["train"]["loss"] < 0.3
-    assert last["train"]["kind_accuracy"] == 1
-    assert last["validation"]["kind_accuracy"] == 1
+    assert last["train"]["kind_accuracy"] > 0.9
+    assert last["validation"]["kind_accuracy"] > 0.9
     for rank in (0, 1):
         calls = json.loads((tmp_path / f"{rank}.json").read_text())
         names = sorted(["loss", "kind_accuracy", "val_loss", "val_kind_accuracy"])
