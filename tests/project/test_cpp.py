@@ -4,6 +4,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -96,6 +97,10 @@ def test_cpp_test(name, config):
         # This kernel's address randomisation exceeds what the sanitizer's runtime supports.
         status, output = run(["setarch", "-R", *command], LIMITS[config])
     assert status == 0, output
+    # All tests are in one program, which runs those of one file by the name that it is called by.
+    ran, skipped = re.search(r"test cases: *(\d+) .* (\d+) skipped", output).groups()
+    assert int(ran) > 0, "no test of this file was run"
+    assert int(skipped) > 0, "the tests of other files were run, too"
     if config == "release" and name in SINGLE_THREADED:
         assert "threads started: 0" in output.splitlines(), "ThreadSanitizer must test it"
 
