@@ -13,13 +13,14 @@ of the driver until rank 0 has joined the others; ``rate`` are steps per second 
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +135,41 @@ def launch(workers: int, _: dict[str, Any]) -> dict[str, float]:
     return {"joined": float(done.stdout.split("joined")[1])}
 
 
-def main() -> int:
-    parser = command_line(__doc__)
+def parse(description: str | None) -> argparse.Namespace:
+    """The options of this benchmark, and of that on Spark."""
+    parser = command_line(description)
     parser.add_argument("--workers", type=int, default=2, help="number of ranks [2]")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind [3]")
     parser.add_argument("--steps", type=int, default=200, help="that are measured [200]")
     parser.add_argument("--warmup", type=int, default=20, help="steps before them [20]")
     parser.add_argument("--width", type=int, default=1024, help="of the model's layers [1024]")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def measure(
+    record: Record, kinds: Mapping[str, Callable[[], dict[str, float]]], rounds: int
+) -> None:
+    """Run all kinds in turns, and record the median of each. A kind returns when its rank 0 has joined the others
+    (``joined``, seconds since the epoch) and, unless it measures the start only, the steps per second (``rate``)."""
+    starts: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for kind, call in kinds.items():
+            began = time.time()
+            found = call()
+            starts.setdefault(kind, []).append(found["joined"] - began)
+            if "rate" in found:
+                rates.setdefault(kind, []).append(found["rate"])
+    for kind in starts:
+        row: dict[str, Any] = {"what": kind, "start": statistics.median(starts[kind])}
+        if kind in rates:
+            row["rate"] = statistics.median(rates[kind])
+            row["ratio"] = row["rate"] / statistics.median(rates["gloo"])
+        record.row(**row)
+
+
+def main() -> int:
+    args = parse(__doc__)
     import ray
 
     record = Record("ray_train", "Ray Train", ABOUT, COLUMNS, [], ranks=1, options=options_of(args))
@@ -152,8 +180,6 @@ def main() -> int:
         num_cpus=args.workers + 1,
         runtime_env={"env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path))}},
     )
-    starts: dict[str, list[float]] = {}
-    rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         kinds: dict[str, Callable[[], dict[str, float]]] = {
             "horoplug": lambda: fit("horoplug", args.workers, folder, config),
@@ -161,20 +187,8 @@ def main() -> int:
             "executor": lambda: execute(args.workers, config),
             "horovodrun": lambda: launch(args.workers, config),
         }
-        for _ in range(args.rounds):
-            for kind, call in kinds.items():
-                began = time.time()
-                found = call()
-                starts.setdefault(kind, []).append(found["joined"] - began)
-                if "rate" in found:
-                    rates.setdefault(kind, []).append(found["rate"])
+        measure(record, kinds, args.rounds)
     ray.shutdown()
-    for kind in starts:
-        row: dict[str, Any] = {"what": kind, "start": statistics.median(starts[kind])}
-        if kind in rates:
-            row["rate"] = statistics.median(rates[kind])
-            row["ratio"] = row["rate"] / statistics.median(rates["gloo"])
-        record.row(**row)
     return record.end(args.json)
 
 

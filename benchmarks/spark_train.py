@@ -13,18 +13,17 @@ after ``--warmup`` steps.
 
 from __future__ import annotations
 
+import functools
 import os
-import statistics
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from time import time
 from typing import Any
 
-from harness.job import command_line, options_of
+from harness.job import options_of
 from harness.record import Record
-from ray_train import COLUMNS, launch, on_gloo, on_horoplug
+from ray_train import COLUMNS, launch, measure, on_gloo, on_horoplug, parse
 
 ABOUT = """Spark: the start of ranks in a barrier job, until they have joined each other, and the steps of a multilayer
 perceptron, by horoplug.spark.run and by TorchDistributor on gloo; medians of alternating rounds in one session."""
@@ -68,13 +67,7 @@ def distribute(workers: int, config: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--workers", type=int, default=2, help="number of ranks [2]")
-    parser.add_argument("--rounds", type=int, default=3, help="of each kind [3]")
-    parser.add_argument("--steps", type=int, default=200, help="that are measured [200]")
-    parser.add_argument("--warmup", type=int, default=20, help="steps before them [20]")
-    parser.add_argument("--width", type=int, default=1024, help="of the model's layers [1024]")
-    args = parser.parse_args()
+    args = parse(__doc__)
     record = Record("spark_train", "Spark", ABOUT, COLUMNS, [], ranks=1, options=options_of(args))
     config = {"steps": args.steps, "warmup": args.warmup, "width": args.width}
     session = make_session(args.workers)
@@ -85,22 +78,9 @@ def main() -> int:
     }
     for warm_up in (run, distribute):  # Spark's first job of each kind also loads classes
         warm_up(args.workers, config | {"steps": 1, "warmup": 1})
-    starts: dict[str, list[float]] = {}
-    rates: dict[str, list[float]] = {}
-    for _ in range(args.rounds):
-        for kind, call in kinds.items():
-            began = time()
-            found = call(args.workers, config)
-            starts.setdefault(kind, []).append(found["joined"] - began)
-            if "rate" in found:
-                rates.setdefault(kind, []).append(found["rate"])
+    turns = {kind: functools.partial(call, args.workers, config) for kind, call in kinds.items()}
+    measure(record, turns, args.rounds)
     session.stop()
-    for kind in starts:
-        row: dict[str, Any] = {"what": kind, "start": statistics.median(starts[kind])}
-        if kind in rates:
-            row["rate"] = statistics.median(rates[kind])
-            row["ratio"] = row["rate"] / statistics.median(rates["gloo"])
-        record.row(**row)
     return record.end(args.json)
 
 

@@ -87,7 +87,7 @@ class Actors:
         actor = ray.remote(BaseHorovodWorker).options(**options).remote(start.slot)
         with self._lock:
             self._live[start.process] = _Process(start.host, node, actor)
-        # Calls of an actor run in order, and those after a failed one as well: only the last one is looked at.
+        # Calls of an actor run in order, and those after a failed one as well: waiting for the last one is enough.
         actor.enter_job.remote(variables)
         if self._queue is not None:
             actor.set_queue.remote(self._queue)

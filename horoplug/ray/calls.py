@@ -67,7 +67,7 @@ class Reports:
         if self._callbacks:
             from ray.util.queue import Queue
 
-            # On this node: another one may be lost, and the job then goes on.
+            # The actor is placed on this node, because the job goes on when another node is lost.
             here = ray.get_runtime_context().get_node_id()
             strategy = NodeAffinitySchedulingStrategy(node_id=here, soft=False)
             self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": strategy})

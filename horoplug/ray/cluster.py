@@ -40,7 +40,7 @@ def own_address(node_ids: Iterable[str] | None = None) -> str:
 def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> dict[str, float]:
     """The resources of one worker. Errors: ValueError for GPUs without ``use_gpu``."""
     if gpus and not use_gpu:
-        raise ValueError("gpus_per_worker is set, but use_gpu is False")
+        raise ValueError("gpus_per_worker is set, but use_gpu is False: pass use_gpu=True")
     if use_gpu and gpus is not None and gpus <= 0:
         raise ValueError(f"gpus_per_worker={gpus}: with use_gpu, a worker has at least one GPU")
     wanted = {"CPU": float(cpus)} | ({"GPU": float(gpus or 1)} if use_gpu else {})
@@ -49,7 +49,7 @@ def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> dict[str
 
 def places(available: Resources, needed: Resources) -> int:
     """For how many workers there is room on a node, or in a bundle."""
-    # Ray counts in ten-thousandths.
+    # Ray rounds amounts of a resource to ten-thousandths.
     return min(
         (int((available.get(name, 0.0) + 1e-6) // number) for name, number in needed.items()),
         default=1,

@@ -20,7 +20,7 @@ from horoplug.runner.worker_job import WorkerJob
 from .output import Output
 from .results import Results
 from .service import Ended, Event, Joined, Lost, Printed, SparkEnded, Task, TaskService
-from .session import driver_address, named_variables, reason, settings
+from .session import driver_address, listed, named_variables, reason, settings
 from .tasks import Ticket
 
 _END_SECONDS = 6.0  # limit for the other ranks to end after a failure; see tasks.py
@@ -145,7 +145,7 @@ class BarrierJob:
             [task.host for task in by_partition],
             service.address,
             settings=settings(),
-            interface=nics if isinstance(nics, str) or nics is None else ",".join(nics),
+            interface=listed(nics),
             secret=service.secret,
         )
         self._tasks = [by_partition[worker] for worker in job.by_rank]

@@ -29,6 +29,7 @@ from .session import (
     check_slots,
     driver_address,
     is_dynamic,
+    listed,
     named_variables,
     reason,
     settings,
@@ -103,7 +104,7 @@ def run_elastic(
             with ElasticWorkerJob(
                 *(slots_of_spark, limits, slots_of_spark.counts(), service.address),
                 settings=settings(),
-                interface=nics if isinstance(nics, str) or nics is None else ",".join(nics),
+                interface=listed(nics),
                 secret=service.secret,
             ) as job:
                 return slots_of_spark.drive(job)

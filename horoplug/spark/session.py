@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from horoplug.compat import SITE
 from horoplug.rendezvous.network.interfaces import interface_address
@@ -89,11 +89,20 @@ def check_slots(name: str, wanted: int, have: int | None) -> None:
         )
 
 
+@overload
+def listed(nics: None) -> None: ...
+@overload
+def listed(nics: Sequence[str] | str) -> str: ...
+def listed(nics: Sequence[str] | str | None) -> str | None:
+    """The names of network interfaces as one text, separated by commas; None: any."""
+    return nics if isinstance(nics, str) or nics is None else ",".join(nics)
+
+
 def driver_address(context: Any, nics: Sequence[str] | str | None) -> str:
     """The address of this process at which the executors reach it. ``nics``: network interfaces of which the first that
     exists is used. Errors: ValueError for an unknown interface."""
     if nics:
-        return interface_address(nics if isinstance(nics, str) else ",".join(nics))
+        return interface_address(listed(nics))
     host = str(context.getConf().get("spark.driver.host", "127.0.0.1"))
     return host.strip("[]")
 

@@ -143,9 +143,8 @@ class Work(_Base):  # type: ignore[misc]
         other callers of the class take futures of Python objects."""
         if len(self._outputs) != 1 or self._outputs[0].dtype != torch.float16:
             return False
-        return hooks.is_of_autograd(
-            caller
-        )  # C++ code has no frame, so this is what called backward()
+        # Functions in C++ have no frame of Python: the caller is the function that has called backward().
+        return hooks.is_of_autograd(caller)
 
     def _complete(self) -> None:
         """Block until the operations are done, and finish them."""
