@@ -14,6 +14,11 @@ import pytest
 # Helpers whose assertions are rewritten like those of tests.
 pytest.register_assert_rewrite("tests.harness")
 
+# Importing PyTorch or TensorFlow spends a tenth of its time in collections of garbage that find none. The variable has
+# the same effect in all Python processes that tests start: see the Makefile.
+os.environ["TEST_GC_THRESHOLD"] = "100000"
+gc.set_threshold(100_000)
+
 # Inherited by every descendant of a test.
 SESSION_VARIABLE = "PYTEST_SESSION_OF_HOROPLUG"
 

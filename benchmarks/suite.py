@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import mpi
+from harness.job import launcher
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 3600.0  # seconds for one benchmark
@@ -30,9 +31,12 @@ class Part(NamedTuple):
     options: str
 
     def command(self, out: Path) -> list[str]:
-        script = HERE / f"{self.program}.py"
-        json = out / f"{self.name}.json"
-        return [sys.executable, str(script), *self.options.split(), "--json", str(json)]
+        script = [sys.executable, str(HERE / f"{self.program}.py")]
+        words = [*self.options.split(), "--json", str(out / f"{self.name}.json")]
+        if words[0] == "-np" and "mpi4py" not in self.options:
+            # As the benchmark would, which has to import its framework first.
+            return [*launcher(int(words[1])), *script, *words[2:]]
+        return [*script, *words]
 
 
 def peers(program: str, name: str, options: str) -> list[Part]:
@@ -64,7 +68,12 @@ TINY = [
     Part(
         "elastic",
         "elastic",
-        "--ranks 3 --rounds 1 --blocks 1 --steps 3 --state 10K --ways rollback=False",
+        "--ranks 3 --rounds 1 --state 10K --ways rollback=False --only recovery,admission",
+    ),
+    Part(
+        "elastic-2",
+        "elastic",
+        "--ranks 2 --blocks 1 --steps 3 --state 10K --ways rollback=False --only step",
     ),
 ]
 

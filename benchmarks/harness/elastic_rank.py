@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch  # elastic.py imports this module for its types, and computes nothing
 
 AROUND = 30  # further steps after the replacement has been taken in
 BYTES_PER_PARAMETER = 12  # a float32, and two more of Adam
@@ -97,6 +98,8 @@ class Stopwatch:
 
 def make(state_bytes: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
     """A model and its optimizer, which together have about this many bytes, and a batch; the same in every process."""
+    import torch
+
     torch.manual_seed(1)
     width = max(1, round(math.sqrt(state_bytes / BYTES_PER_PARAMETER / 2)))
     layers = torch.nn.Linear(width, width), torch.nn.Tanh(), torch.nn.Linear(width, width)
@@ -209,6 +212,8 @@ def torchft(task: Task, gate: Connection) -> None:
 
 
 def main() -> None:
+    import torch
+
     task = Task(**json.loads(sys.argv[1]))
     signal.alarm(600)  # even if the benchmark is killed
     torch.set_num_threads(1)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
-from tests.harness.support import environment
+from tests.harness.elastic_launcher import PRELOADS, launcher
+from tests.harness.support import QUICK_XLA, environment
 
 FOLDER = Path(__file__).parent / "horovod_api"
 FILES = [
@@ -36,14 +37,15 @@ FILES = [
 
 def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> list[str]:
     """The last line of pytest's output on every rank, without the time."""
-    command = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", str(size)]
+    framework = "torch" if folder == FOLDER else "tensorflow"
+    command = [*launcher(f"{PRELOADS[framework]},pytest"), "--compat", "-np", str(size)]
     command += [sys.executable, "-m", "pytest", "-q", "--tb=short"]
     command += ["-p", "no:cacheprovider", "-p", "no:logging"]
     command += [str(folder / name) for name in files]
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        env=environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"} | QUICK_XLA,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

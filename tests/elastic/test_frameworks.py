@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.harness.elastic_launcher import PRELOADS
 from tests.harness.elastic_training import (
     MOMENTS,
     check,
@@ -80,7 +81,7 @@ def test_torch_training_survives_each_kind_of_failure(tmp_path):
     key = seed()
     faults = some_faults(key, 3, ["SIGKILL", "exit", "exception", "SIGSTOP", "memory", "SIGKILL"])
     faults[-1]["ranks"] = [0]
-    launch(3, 2, TORCH, plan(tmp_path, 3, faults))
+    launch(3, 2, TORCH, plan(tmp_path, 3, faults), preload=PRELOADS["torch"])
     check(tmp_path)
 
 
@@ -100,7 +101,7 @@ def test_torch_job_survives_failures_of_several_processes_and_failures_during_re
     ]
     program = TORCH.replace("model.named_parameters())", "model.named_parameters(), groups=2)", 1)
     assert program != TORCH
-    launch(4, 2, program, plan(tmp_path, 4, faults))
+    launch(4, 2, program, plan(tmp_path, 4, faults), preload=PRELOADS["torch"])
     by_rank = check(tmp_path)
     assert min(end["process"] for end in by_rank) >= 4  # none of the first processes
 
@@ -123,7 +124,13 @@ def test_survivor_goes_on_when_another_process_dies_between_connecting_and_its_f
     kill = {"how": "SIGKILL", "ranks": [1]}
     faults = [{**kill, "moment": "backward", "step": 2}, {**kill, "moment": "init", "step": 0}]
     before = "train(hvd, faults, state, one_step)"
-    launch(3, 2, TORCH.replace(before, DIES_IN_INIT + before), plan(tmp_path, 3, faults))
+    launch(
+        3,
+        2,
+        TORCH.replace(before, DIES_IN_INIT + before),
+        plan(tmp_path, 3, faults),
+        preload=PRELOADS["torch"],
+    )
     check(tmp_path)
 
 
@@ -172,7 +179,7 @@ def test_elastic_sampler_deals_each_sample_once_in_committed_training(tmp_path):
     key = seed()
     faults = some_faults(key, 3, ["SIGKILL"] * 3)
     faults[-1]["step"] = 10 + key % 3  # near the end of an epoch of 11 steps
-    launch(3, 2, SAMPLER, plan(tmp_path, 3, faults))
+    launch(3, 2, SAMPLER, plan(tmp_path, 3, faults), preload=PRELOADS["torch"])
     by_rank = check(tmp_path)
     seen: dict[int, list[int]] = {}
     for epoch, samples in by_rank[0]["seen"]:
@@ -238,7 +245,7 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), close)
 def test_tensorflow_training_survives_failures(tmp_path):
     needs("tensorflow")
     faults = some_faults(seed(), 3, ["SIGKILL"])
-    launch(3, 2, TENSORFLOW, plan(tmp_path, 3, faults, **QUIET))
+    launch(3, 2, TENSORFLOW, plan(tmp_path, 3, faults, **QUIET), preload=PRELOADS["tensorflow"])
     check(tmp_path)
 
 
@@ -251,20 +258,20 @@ import horoplug.jax as hvd
 from tests.harness.elastic_training import Faults, train
 
 def make():
-    a, b = jax.random.split(jax.random.key(1))
-    params = {"a": jax.random.normal(a, (8, 16)), "b": jax.random.normal(b, (16, 1))}
-    return params, jax.tree.map(jnp.zeros_like, params)
+    draw = np.random.default_rng(1)
+    params = {name: draw.normal(size=n).astype("float32") for name, n in (("a", (8, 16)), ("b", (16, 1)))}
+    return params, jax.tree.map(np.zeros_like, params)
 
 def loss(params, step):
     x = jnp.sin(jnp.arange(32.0).reshape(4, 8) * (step + 1))
     return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"] - x.sum(1, keepdims=True)) ** 2)
 
-def update(params, momenta, step, reduce):
-    grads = reduce(jax.grad(loss)(params, step))
+def update(params, momenta, step):
+    grads = hvd.allreduce(jax.grad(loss)(params, step))
     momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, grads)
     return jax.tree.map(lambda p, m: p - 0.02 * m, params, momenta), momenta
 
-compiled = jax.jit(lambda *args: update(*args, hvd.allreduce), donate_argnums=(0, 1))
+compiled = jax.jit(update, donate_argnums=(0, 1))
 
 def one_step(state):
     faults.at("backward", state.step)
@@ -276,14 +283,19 @@ def one_step(state):
 
 hvd.init()
 faults = Faults(hvd)
-params, momenta = make()
+params, momenta = jax.tree.map(jnp.asarray, make())
 state = hvd.elastic.JaxState(params=params, momenta=momenta, step=0)
 train(hvd, faults, state, one_step)
 
+# The reference is computed by NumPy, which has nothing to compile.
 params, momenta = make()
-alone = jax.jit(lambda *args: update(*args, lambda grads: grads))
 for step in range(state.step):
-    params, momenta = alone(params, momenta, step)
+    x = np.sin(np.arange(32, dtype="float32").reshape(4, 8) * (step + 1))
+    hidden = np.tanh(x @ params["a"])
+    error = (hidden @ params["b"] - x.sum(1, keepdims=True)) / 2  # the derivative of the mean of 4 squares
+    grads = {"a": x.T @ (error @ params["b"].T * (1 - hidden**2)), "b": hidden.T @ error}
+    momenta = {name: 0.9 * momenta[name] + grads[name] for name in params}
+    params = {name: params[name] - 0.02 * momenta[name] for name in params}
 close = all(np.allclose(state.params[name], params[name], atol=1e-3) for name in params)
 leaves = jax.tree.leaves((state.params, state.momenta))
 bits = b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
@@ -294,7 +306,7 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), close)
 def test_jax_training_survives_failures(tmp_path):
     needs("jax")
     faults = some_faults(seed(), 3, ["SIGKILL", "exception"])
-    launch(3, 2, JAX, plan(tmp_path, 3, faults, **QUICK_XLA))
+    launch(3, 2, JAX, plan(tmp_path, 3, faults, **QUICK_XLA), preload=PRELOADS["jax"])
     check(tmp_path)
 
 
@@ -367,7 +379,7 @@ def test_keras_training_survives_a_failure(backend, tmp_path):
     needs("keras")
     faults = some_faults(seed(), 3, ["SIGKILL"])
     env = plan(tmp_path, 3, faults, KERAS_BACKEND=backend, **QUIET, **QUICK_XLA)
-    launch(3, 2, KERAS, env, flags=["--compat"])
+    launch(3, 2, KERAS, env, flags=["--compat"], preload=PRELOADS["keras"])
     check(tmp_path)
 
 
@@ -550,7 +562,15 @@ def test_programs_for_horovod_run_unedited_and_survive_a_failure(framework, prog
     }
     env = plan(tmp_path, 2, [fault], **QUIET)
     unedited = ["-m", "tests.harness.elastic_training"]
-    output = launch(2, 2, program, env, flags=["--compat"], run_by=unedited)
+    output = launch(
+        2,
+        2,
+        program,
+        env,
+        flags=["--compat"],
+        run_by=unedited,
+        preload=PRELOADS[framework.partition(".")[0]],
+    )
     _, _, (victim,) = check_faults(tmp_path)
     results = dict(re.findall(r"^\[(\d+)\]<stdout>:result (.*)$", output, re.M))
     assert sorted(map(int, results)) == sorted({0, 1, 2} - {victim})

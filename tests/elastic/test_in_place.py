@@ -6,10 +6,11 @@ import random
 import pytest
 
 from tests.harness import in_place_keras
+from tests.harness.elastic_launcher import PRELOADS
 from tests.harness.elastic_training import check, launch, plan
 from tests.harness.in_place_training import run_with_failure
 from tests.harness.keras_jobs import QUIET
-from tests.harness.support import seed
+from tests.harness.support import QUICK_XLA, seed
 
 STEPS = 40
 
@@ -47,6 +48,6 @@ def test_keras_training_with_failures_copies_nothing_and_loses_no_step(
         }
         for number, moment in enumerate(moments)
     ]
-    env = plan(tmp_path, size, faults, KERAS_BACKEND=backend, **QUIET)
-    launch(size, size - 1, in_place_keras.program("keras", loop), env)
+    env = plan(tmp_path, size, faults, KERAS_BACKEND=backend, **QUIET, **QUICK_XLA)
+    launch(size, size - 1, in_place_keras.program("keras", loop), env, preload=PRELOADS["keras"])
     check(tmp_path)

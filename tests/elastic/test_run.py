@@ -33,19 +33,19 @@ def is_first_attempt():
 def train(each_step, size, kind=list):
     """Train for a few steps, and longer until there are ``size`` processes. ``each_step``: called with the number of
     steps; a result other than None ends the function. Returns (rank, size, process, sum), or ``kind`` of it."""
-    import torch
+    import numpy as np
 
-    import horoplug.torch as hvd
+    import horoplug as hvd
+    from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+    from horoplug.common.objects import broadcast_object
 
-    torch.set_num_threads(1)
     hvd.init()
     deadline = time.monotonic() + LIMIT
 
-    @hvd.elastic.run
     def steps(state):
         while state.step < STEPS or hvd.size() != size:
             assert time.monotonic() < deadline
-            mean = hvd.allreduce(torch.tensor([float(state.step)]))
+            (mean,) = hvd.allreduce(np.array([float(state.step)]), name="step")
             state.total += float(mean)
             state.step += 1
             if (early := each_step(state.step)) is not None:
@@ -53,7 +53,8 @@ def train(each_step, size, kind=list):
             state.commit()
         return kind((hvd.rank(), hvd.size(), process(), state.total / state.step))
 
-    return steps(hvd.elastic.TorchState(step=0, total=0.0))
+    state = ObjectState(broadcast_object, hvd.rank, step=0, total=0.0)
+    return run_fn(steps, initialize_again)(state)
 
 
 def check(found, size, without=()):
@@ -179,7 +180,7 @@ def test_function_that_always_fails_on_one_rank():
     """The error is that of the last membership."""
 
     def fail(step):
-        import horoplug.torch as hvd
+        import horoplug as hvd
 
         if hvd.rank() == 1:
             raise ValueError(f"process {process()} fails")
@@ -233,7 +234,7 @@ def test_processes_that_are_always_killed():
 )
 def test_member_that_exits_before_its_function_returns(how, message):
     def leave(step):
-        import horoplug.torch as hvd
+        import horoplug as hvd
 
         if step == STEPS:
             if hvd.rank() == 1:

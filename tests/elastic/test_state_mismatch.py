@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.harness.elastic_launcher import launched, launcher_lines
+from tests.harness.elastic_launcher import PRELOADS, launched, launcher_lines
 
 # WIDTH is another one in replacements, as if the program had been changed. The job ends when one was left out.
 TRAIN = """
@@ -67,7 +67,9 @@ def test_replacement_with_other_arrays_is_left_out(framework, tmp_path):
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     text = TRAIN.format(make=MAKE[framework], file=str(tmp_path / "left out"))
-    code, out, err = launched("-np", 3, "--min-np", 2, sys.executable, "-c", text)
+    code, out, err = launched(
+        "-np", 3, "--min-np", 2, sys.executable, "-c", text, preload=PRELOADS[framework]
+    )
     assert code == 0, err
     assert sorted(line for line in out.splitlines() if "done" in line) == [
         "[0]<stdout>:done 0 of 2",

@@ -8,6 +8,15 @@ import sys
 from tests.harness import ROOT
 
 LIMIT = 150  # seconds for a job
+# One thread for each rank, since the ranks share the machine's cores.
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "HOROVOD_LOG_LEVEL": "fatal", "OMP_NUM_THREADS": "1"}
+PRELOADS = {
+    "torch": "torch,torch._dynamo,horoplug.torch",  # the optimizers import torch._dynamo
+    "jax": "jax,horoplug.jax",
+    "tensorflow": "tensorflow,keras,horoplug.tensorflow",
+    "keras": "keras,horoplug.keras",
+}
+"""What to preload for programs that use a framework, see :func:`launcher`."""
 
 PRELUDE = """
 import os, random, signal, subprocess, sys, time
@@ -26,11 +35,20 @@ def say(*words):
 """The beginning of a program without a framework. Each process knows its number, and prints whole lines."""
 
 
-def start(*arguments: object, **variables: str) -> subprocess.Popen[str]:
-    """Start horovodrun with these arguments, and with these variables in its environment."""
+def launcher(preload: str = "") -> list[str]:
+    """The command horovodrun. ``preload``: modules, separated by commas, that its processes have imported before they
+    begin (see :mod:`tests.harness.preloading_launcher`)."""
+    if preload:
+        return [sys.executable, "-m", "tests.harness.preloading_launcher", preload]
+    return [sys.executable, "-m", "horoplug.runner"]
+
+
+def start(*arguments: object, preload: str = "", **variables: str) -> subprocess.Popen[str]:
+    """Start horovodrun with these arguments, and with these variables in its environment. ``preload``: see
+    :func:`launcher`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "horoplug.runner", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HOROVOD_LOG_LEVEL": "fatal"} | variables,
+        [*launcher(preload), *map(str, arguments)],
+        env=os.environ | ENVIRONMENT | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,9 +66,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def launched(*arguments: object, **variables: str) -> tuple[int, str, str]:
+def launched(*arguments: object, preload: str = "", **variables: str) -> tuple[int, str, str]:
     """Run horovodrun; see :func:`start` and :func:`finish`."""
-    return finish(start(*arguments, **variables))
+    return finish(start(*arguments, preload=preload, **variables))
 
 
 def launcher_lines(err: str) -> list[str]:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.harness.elastic_launcher import launcher
 from tests.harness.support import environment
 
 MOMENTS = ("backward", "update", "save", "commit")
@@ -60,10 +61,10 @@ def some_faults(key: int, size: int, hows: list[str]) -> list[dict[str, Any]]:
     return faults
 
 
-def command(size: int, least: int, *arguments: str) -> list[str]:
-    """The command line of an elastic job."""
+def command(size: int, least: int, *arguments: str, preload: str = "") -> list[str]:
+    """The command line of an elastic job. ``preload``: see :mod:`tests.harness.preloading_launcher`."""
     numbers = ["-np", str(size), "--min-np", str(least)]
-    return [sys.executable, "-m", "horoplug.runner", *numbers, *arguments]
+    return [*launcher(preload), *numbers, *arguments]
 
 
 def launch(
@@ -74,13 +75,14 @@ def launch(
     *,
     flags: Sequence[str] = (),
     run_by: Sequence[str] = (),
+    preload: str = "",
     timeout: float = 170,
 ) -> str:
     """Run a program in an elastic job that has to succeed. ``flags``: of horovodrun; ``run_by``: arguments of Python
-    before the program. Returns what the job has printed."""
+    before the program; ``preload``: see :mod:`tests.harness.preloading_launcher`. Returns what the job has printed."""
     script = Path(env["TEST_FOLDER"]) / "train.py"
     script.write_text(program)
-    arguments = command(size, least, *flags, sys.executable, *run_by, str(script))
+    arguments = command(size, least, *flags, sys.executable, *run_by, str(script), preload=preload)
     process = subprocess.Popen(
         arguments,
         env=env,

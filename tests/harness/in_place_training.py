@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tests.harness.elastic_launcher import launched
+from tests.harness.elastic_launcher import PRELOADS, launched
 
 # All ranks train on the same batch in each step, so that the average does not depend on their number.
 TRAINING = """
@@ -54,6 +54,7 @@ if MOMENT == "reset":
 def train(state):
     while state.step < {steps}:
         if state.step == {steps} - 10 and hvd.size() < SIZE:  # wait for replacements
+            time.sleep(0.02)
             state.commit()
             continue
         optimizer.zero_grad()
@@ -131,6 +132,7 @@ def run_with_failure(
         *("-np", 3, "--min-np", 2, sys.executable, "-c", text),
         PARAMETERS=str(path),
         FULL_SIZE="3",
+        preload=PRELOADS["torch"] if device == "cpu" else "",
     )
     assert code == 0, err
     check_job(out, path, {0, 1, 2} - {victim}, steps, device)

@@ -8,7 +8,7 @@ from tests.harness.support import QUICK_XLA, Pool
 # By folder of tests. The processes for all other folders import what a test uses.
 _POOLS = {
     "": Pool(),
-    "torch": Pool(modules=["torch"]),
+    "torch": Pool(modules=["torch", "torch._dynamo", "horoplug.torch"]),
     "c10d": Pool(
         modules=[
             "torch",
@@ -17,8 +17,8 @@ _POOLS = {
             "horoplug.torch.c10d",
         ]
     ),
-    "tensorflow": Pool(modules=["tensorflow"]),
-    "jax": Pool(variables=QUICK_XLA),
+    "tensorflow": Pool(modules=["tensorflow", "horoplug.tensorflow"]),
+    "jax": Pool(variables=QUICK_XLA, modules=["jax", "horoplug.jax"]),
 }
 
 

@@ -18,7 +18,7 @@ def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     pytest.importorskip(_FRAMEWORKS[request.param])
     variables = {**QUIET, "KERAS_BACKEND": request.param}
     variables |= QUICK_XLA if request.param == "jax" else {}
-    pool = Pool(variables=variables, modules=["keras"])
+    pool = Pool(variables=variables, modules=["keras", "horoplug.keras"])
     yield pool
     pool.close()
 

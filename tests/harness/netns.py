@@ -26,6 +26,9 @@ import pytest
 from tests.harness.support import environment, until
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+_BECOME_HOST = (
+    'hostname "$0" && { [ ! -f ~/.bashrc ] || mount --bind /dev/null ~/.bashrc; } && exec "$@"'
+)
 MARK = "HOROPLUG_TEST_CLUSTER"
 CONFIG = """
 Port 22
@@ -159,10 +162,11 @@ class Cluster:
         log = (self.folder / f"sshd{host}.log").open("wb")
         with log:
             server = subprocess.Popen(
-                # The host also gets its own host name.
+                # The host also gets its own host name, and an empty ~/.bashrc (ip has given it its own mounts): bash
+                # reads that file for each ssh, and programs that it starts, such as pyenv's, take 0.1 s.
                 [
                     *("ip", "netns", "exec", self.space(self.names[host]), "unshare", "--uts"),
-                    *("sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]),
+                    *("sh", "-c", _BECOME_HOST, self.names[host]),
                     *(SSHD, "-D", "-e", "-f", self.folder / "sshd_config"),
                 ],
                 stdin=subprocess.DEVNULL,

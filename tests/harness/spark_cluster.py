@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,12 @@ import pytest
 from tests.harness import ROOT
 
 CLUSTERS = ROOT / "build" / "clusters"  # requirements/clusters.txt
-# Java's options for a short life: a simple collector, and no compiler that takes long.
-_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+# Java's options for a short life: a simple collector, and no compiler that takes long. Without -Xlog:disable, Java
+# prints to stdout why it does not use an archive of classes.
+_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xlog:disable"
 _CONFIGURATION = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": _JAVA,
-    "spark.executor.extraJavaOptions": _JAVA,
     "spark.default.parallelism": "2",
     "spark.locality.wait": "0",
     "spark.log.level": "ERROR",
@@ -55,6 +55,18 @@ def variables() -> dict[str, str]:
 def session(master: str, folder: Path, **configuration: str) -> Iterator[Any]:
     """A session of its own process of Java. ``folder``: for Spark's files; ``configuration``: further settings, whose
     names have ``_`` for ``.``."""
+    archive = _archive()
+    new = None if archive.exists() else folder / archive.name
+    driver = (
+        f"{_JAVA} -XX:ArchiveClassesAtExit={new}"
+        if new
+        else f"{_JAVA} -XX:SharedArchiveFile={archive}"
+    )
+    java = {
+        "spark.driver.extraJavaOptions": driver,
+        "spark.executor.extraJavaOptions": _JAVA if new else driver,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables().items():
             patch.setenv(name, value)
@@ -66,18 +78,47 @@ def session(master: str, folder: Path, **configuration: str) -> Iterator[Any]:
         builder = SparkSession.builder.master(master).appName("horoplug-tests")
         places = {"spark.local.dir": folder / "local", "spark.sql.warehouse.dir": folder / "tables"}
         named = {name.replace("_", "."): value for name, value in configuration.items()}
-        for name, value in {**_CONFIGURATION, **places, **named}.items():
+        for name, value in {**_CONFIGURATION, **java, **places, **named}.items():
             builder = builder.config(name, str(value))
         spark = builder.getOrCreate()
         application = spark.sparkContext.applicationId
         try:
             yield spark
+            if new:
+                _use_sql(spark, folder / "table")
         finally:
             spark.stop()
             _end_java(SparkContext)
+            if new and new.exists():
+                _publish(new, archive)
             # Executors of a local cluster have their working directories here.
             shutil.rmtree(CLUSTERS / "pyspark" / "work" / application, ignore_errors=True)
             SparkSession.builder._options.clear()
+
+
+def _archive() -> Path:
+    """The file with the loaded classes of Spark, which the first session writes. With it, a process of Java needs half
+    the processor time. Java itself verifies that an archive fits the classes, and does without one that does not."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(f"{home}/bin/java" if home else shutil.which("java") or "java").resolve()
+    changed = java.stat().st_mtime_ns if java.exists() else 0
+    key = zlib.crc32(f"{java} {changed} {_JAVA}".encode())
+    return CLUSTERS / f"spark-{key:08x}.jsa"
+
+
+def _use_sql(spark: Any, table: Path) -> None:
+    """Load the classes that sessions need, so that the archive has them whatever the first session did."""
+    frame = spark.createDataFrame([(1, [1.0], True)] * 4, "id long, x array<double>, y boolean")
+    frame.repartition(2).write.parquet(str(table))
+    read = spark.read.parquet(str(table))
+    read.mapInArrow(lambda batches: batches, read.schema).groupBy("y").count().collect()
+
+
+def _publish(new: Path, archive: Path) -> None:
+    """Move a complete archive to its place, where sessions of other processes may look for it."""
+    near = archive.with_suffix(f".{os.getpid()}")
+    shutil.move(new, near)
+    near.replace(archive)
 
 
 def _end_java(context: Any) -> None:
@@ -86,7 +127,7 @@ def _end_java(context: Any) -> None:
     context._gateway = context._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()  # it ends at the end of its input
-    gateway.proc.wait(30)
+    gateway.proc.wait(90)  # it may write an archive
 
 
 @pytest.fixture(scope="module")

@@ -59,12 +59,17 @@ def seed() -> int:
 
 
 def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
-    """Poll a condition until it is true, and return its value."""
+    """Poll a condition until it is true, and return its value.
+
+    The longer a condition takes to compute, such as one that starts a program, the less often it is polled."""
     deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not so after {timeout:g} s"
-        time.sleep(0.005)
-    return answer
+    while True:
+        begin = time.monotonic()
+        if answer := condition():
+            return answer
+        end = time.monotonic()
+        assert end < deadline, f"not so after {timeout:g} s"
+        time.sleep(min(max(0.005, 5 * (end - begin)), 0.2))
 
 
 def process_state(pid: int) -> str:

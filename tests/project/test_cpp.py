@@ -22,7 +22,7 @@ SINGLE_THREADED = {
 }
 FUZZERS = sorted(path.stem for path in (SOURCES / "fuzz").glob("*_fuzz.cc"))
 # Removed from the environment of the tested processes, because it is not a variable of horoplug.
-FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "15"))
+FUZZ_SECONDS = int(os.environ.pop("HOROPLUG_FUZZ_SECONDS", "8"))
 
 # Seconds a binary may take. The sanitizers slow code down five to fifteen times.
 LIMITS = {"release": 120, "tsan": 600, "asan": 600}

@@ -74,6 +74,71 @@ def test_a_trainer_reports_restarts_from_a_checkpoint_and_feeds_its_ranks(on_ray
     assert has_checkpoint
 
 
+def test_the_ranks_of_a_trainer_become_more_when_a_node_comes(on_ray, tmp_path):
+    def use(cluster, folder):
+        import pathlib
+        import time
+        from concurrent.futures import ThreadPoolExecutor
+
+        import ray.train
+
+        from horoplug.ray.train import HoroplugConfig, HoroplugTrainer
+
+        def train():
+            import pathlib
+            import time
+
+            import numpy as np
+            import ray.train
+
+            import horoplug.numpy as hvd
+
+            hvd.init()
+            assert hvd.size() == ray.train.get_context().get_world_size()
+            steps, checkpoint = 0, ray.train.get_checkpoint()
+            if checkpoint is not None:
+                with checkpoint.as_directory() as path:
+                    steps = int((pathlib.Path(path) / "steps").read_text())
+            has_begun_alone = checkpoint is not None
+            deadline = time.time() + 60
+            while hvd.size() < 2 and time.time() < deadline:
+                steps += int(hvd.allreduce(np.ones(1), op=hvd.Sum, name="one")[0])
+                saved = pathlib.Path(folder) / "saved"
+                saved.mkdir(exist_ok=True)
+                (saved / "steps").write_text(str(steps))
+                ray.train.report({}, checkpoint=ray.train.Checkpoint.from_directory(saved))
+                (pathlib.Path(folder) / "alone").touch()
+                time.sleep(0.5)  # a step that computes
+            total = int(hvd.allreduce(np.ones(1), op=hvd.Sum, name="one")[0])
+            (pathlib.Path(folder) / f"result-{hvd.rank()}").write_text(
+                f"{hvd.size()} {total} {has_begun_alone} {steps > 0}"
+            )
+
+        trainer = HoroplugTrainer(
+            train,
+            horoplug_config=HoroplugConfig(timeout_s=60),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=(1, 2),
+                resources_per_worker={"CPU": 5},  # more than half of the first node
+                elastic_resize_monitor_interval_s=0.5,
+            ),
+            run_config=ray.train.RunConfig(name="grows", storage_path=folder),
+        )
+        with ThreadPoolExecutor(1) as pool:
+            training = pool.submit(trainer.fit)
+            while not training.done() and not (pathlib.Path(folder) / "alone").exists():
+                time.sleep(0.05)
+            node = cluster.add_node(num_cpus=5)  # only the main thread can
+            try:
+                training.result()
+            finally:
+                cluster.remove_node(node)
+
+    on_ray(use, str(tmp_path))
+    found = [(tmp_path / f"result-{rank}").read_text() for rank in range(2)]
+    assert found == ["2 2 True True"] * 2
+
+
 def test_two_trials_of_tune_run_side_by_side_and_do_not_meet(on_ray, tmp_path):
     def use(cluster, folder):
         from ray import tune
@@ -84,6 +149,7 @@ def test_two_trials_of_tune_run_side_by_side_and_do_not_meet(on_ray, tmp_path):
             from horoplug.ray import RayExecutor
 
             def reduce(number):
+                import pathlib
                 import time
 
                 import numpy as np
@@ -91,30 +157,36 @@ def test_two_trials_of_tune_run_side_by_side_and_do_not_meet(on_ray, tmp_path):
                 import horoplug.numpy as hvd
 
                 hvd.init()
-                begin = time.time()
-                deadline = begin + 1.0
+                # Until both trials have begun, which shows that they run at the same time.
+                (pathlib.Path(config["folder"]) / f"begun-{number}").touch()
+                deadline = time.time() + 60
                 sums = set()
                 while True:
-                    stop = np.array([float(time.time() > deadline)])
+                    begun = len(list(pathlib.Path(config["folder"]).glob("begun-*")))
+                    stop = np.array([float(begun == 2 or time.time() > deadline)])
                     sums.add(int(hvd.allreduce(np.array([number]), op=hvd.Sum, name="n")[0]))
                     if hvd.allreduce(stop, op=hvd.Max, name="stop")[0]:
-                        return begin, time.time(), sorted(sums), hvd.size()
+                        return begun, sorted(sums), hvd.size()
 
             settings = RayExecutor.create_settings(timeout_s=60)
             with RayExecutor(settings, num_workers=2) as executor:
                 executor.start()
-                (begin, end, sums, size), _ = executor.run(reduce, [config["number"]])
-            tune.report({"begin": begin, "end": end, "sums": sums, "size": size})
+                found = executor.run(reduce, [config["number"]])
+            begun, sums, size = zip(*found, strict=True)
+            tune.report({"begun": max(begun), "sums": sums[0], "size": size[0]})
 
         resources = tune.PlacementGroupFactory([{"CPU": 0}, {"CPU": 1}, {"CPU": 1}])
         tuner = tune.Tuner(
             tune.with_resources(trial, resources),
-            param_space={"number": tune.grid_search([1, 100])},
+            param_space={"number": tune.grid_search([1, 100]), "folder": folder},
             run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
         )
         return [(each.config["number"], each.metrics) for each in tuner.fit()]
 
-    for number, metrics in on_ray(use, str(tmp_path)):
+    found = on_ray(use, str(tmp_path))
+    assert len(found) == 2
+    for number, metrics in found:
+        assert metrics["begun"] == 2, "the other trial did not run at the same time"
         assert metrics["sums"] == [2 * number]
         assert metrics["size"] == 2
 

@@ -258,7 +258,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   std::uint64_t planned = 0;
   std::uint64_t withdrawn = 0;
   std::set<std::int64_t> settings;
-  for (std::uint64_t round = 0; round < (kSanitized ? 150 : 1500); ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 50 : 500); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -352,7 +352,7 @@ TEST_CASE(
 
 TEST_CASE("a name can occur several times in a step, and operations may be unnamed") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < 100; ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 20 : 100); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -456,7 +456,7 @@ TEST_CASE("a rank that joins while the plan is paused ends the plan without a ti
 
 TEST_CASE("a withdrawn batch of a plan is joined again, whatever choices the plan has") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < 200; ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 40 : 200); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -577,7 +577,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
   const std::uint64_t seed = test_seed();
   std::uint64_t planned = 0;
   std::uint64_t negotiated = 0;
-  for (std::uint64_t round = 0; round < (kSanitized ? 60 : 600); ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 20 : 200); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -646,7 +646,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
 
 TEST_CASE("failures and closings during a plan end the same operations on all ranks") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < 200; ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 40 : 200); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
