@@ -193,7 +193,7 @@ cpp-release: export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 # Without MAKEFLAGS, by which Ninja would look for a jobserver that this version of make does not offer.
 cpp-%: build/.system-test .venv/.test
 	@$(CONFIGURE) -B build/$* $(OPTIONS_$*) >/dev/null
-	@MAKEFLAGS= $(CMAKE) --build build/$*
+	@MAKEFLAGS= $(CMAKE) --build build/$* --parallel $$(nproc)
 
 cpp: cpp-release cpp-tsan cpp-asan cpp-fuzz
 

@@ -178,7 +178,7 @@ def check(root: Path, units: list[str], seconds: float, analyzer: bool = False) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs clang-tidy on what a change touches.")
-    parser.add_argument("--seconds", type=float, default=150, help="no file is begun after these")
+    parser.add_argument("--seconds", type=float, default=100, help="no file is begun after these")
     parser.add_argument("--list", action="store_true", help="print the files instead")
     parser.add_argument("--analyzer", action="store_true", help="run clang's analyzer as well")
     options = parser.parse_args()

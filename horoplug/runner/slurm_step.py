@@ -32,6 +32,7 @@ from .srun import Srun, environment
 
 _LAST_MESSAGES_SECONDS = 1.0  # for the messages of tasks to arrive after srun has failed
 _LAST_LINE_SECONDS = 0.3
+_STEP_END_SECONDS = 3.0  # for srun to end after Slurm has ended its tasks, on a busy machine
 _SIGNAL_SECONDS = 5.0  # limit for srun to end after SIGTERM
 _MAX_STDERR = 1 << 13  # last bytes of srun's stderr that are kept
 
@@ -241,7 +242,7 @@ class SlurmStep:
     def why_task_ended(self) -> str:
         """Why a task has broken its connection: the end of srun, which ends the tasks, or of the step."""
         assert self._process is not None
-        self._is_over.wait(_LAST_MESSAGES_SECONDS)
+        self._is_over.wait(_STEP_END_SECONDS)
         if cancelled := self._cancelled():
             return cancelled  # Slurm may also have killed srun
         if (self._process.returncode or 0) < 0:

@@ -27,6 +27,10 @@ GROUPS = {
         "tests/gpu/device/test_mpi.py",
         "tests/launcher/test_mpi.py",
     ),
+    # Processes that have imported a slow framework, which the tests of one worker share (tests/harness/jobs.py).
+    "tensorflow": ("tests/tensorflow/",),
+    "keras": ("tests/keras/",),
+    "jax": ("tests/jax/",),
     # A cluster of Ray takes long to start, and its tests share one. A process has one session of Spark at a time.
     "ray": ("tests/ray/",),
     "spark": ("tests/spark/",),

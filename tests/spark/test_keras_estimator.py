@@ -13,7 +13,11 @@ from tests.harness.support import environment
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("case", "backend"),
-    [pytest.param("simple", "torch", marks=pytest.mark.matrix), ("several", "tensorflow")],
+    [
+        pytest.param("simple", "torch", marks=pytest.mark.matrix),
+        pytest.param("simple", "jax", marks=pytest.mark.matrix),
+        ("several", "tensorflow"),
+    ],
 )
 def test_keras_estimator(tmp_path, case, backend):
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
