@@ -12,7 +12,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "horoplug.jax"}
 
 
-@pytest.fixture(scope="session", params=list(_FRAMEWORKS))
+@pytest.fixture(scope="module", params=list(_FRAMEWORKS))
 def keras_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """Processes that use one backend."""
     pytest.importorskip(_FRAMEWORKS[request.param])
