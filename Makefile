@@ -55,15 +55,10 @@ build/.system-test: scripts/system-packages build/.system-demo
 	  libpmix-dev llvm-16 mold openjdk-17-jre-headless openssh-client openssh-server slurm-client slurmctld slurmd
 	@touch $@
 
-# Python runs the line in each process. The tests' conftest.py sets the variable, and says why.
-define GC_THRESHOLD
-import gc, os; gc.set_threshold(int(os.environ.get("TEST_GC_THRESHOLD", gc.get_threshold()[0])))
-endef
-export GC_THRESHOLD
-
+# Each process of Python runs the line in the .pth file. The tests' conftest.py sets its variable, and says why.
 .venv/.created: | build/.system-demo
 	$(PYTHON) -m venv .venv
-	@echo "$$GC_THRESHOLD" >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test_gc_threshold.pth"
+	@cp tests/harness/test_gc_threshold.pth .venv/lib/python3.*/site-packages/
 	@touch $@
 
 # One pip at a time in one environment, also under make -j. What everything else needs comes first.

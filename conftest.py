@@ -16,8 +16,9 @@ pytest.register_assert_rewrite("tests.harness")
 
 # Importing PyTorch or TensorFlow spends a tenth of its time in collections of garbage that find none. The variable has
 # the same effect in all Python processes that tests start: see the Makefile.
-os.environ["TEST_GC_THRESHOLD"] = "100000"
-gc.set_threshold(100_000)
+GC_THRESHOLD = 100_000  # objects; Python's default is 700
+os.environ["TEST_GC_THRESHOLD"] = str(GC_THRESHOLD)
+gc.set_threshold(GC_THRESHOLD)
 
 # Inherited by every descendant of a test.
 SESSION_VARIABLE = "PYTEST_SESSION_OF_HOROPLUG"

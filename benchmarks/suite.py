@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import mpi
-from harness.job import launcher
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 3600.0  # seconds for one benchmark
@@ -31,12 +30,9 @@ class Part(NamedTuple):
     options: str
 
     def command(self, out: Path) -> list[str]:
-        script = [sys.executable, str(HERE / f"{self.program}.py")]
-        words = [*self.options.split(), "--json", str(out / f"{self.name}.json")]
-        if words[0] == "-np" and "mpi4py" not in self.options:
-            # As the benchmark would, which has to import its framework first.
-            return [*launcher(int(words[1])), *script, *words[2:]]
-        return [*script, *words]
+        script = HERE / f"{self.program}.py"
+        json = out / f"{self.name}.json"
+        return [sys.executable, str(script), *self.options.split(), "--json", str(json)]
 
 
 def peers(program: str, name: str, options: str) -> list[Part]:

@@ -53,17 +53,13 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
             parser.error("--peer: two MPIs cannot share a process")
         for name in wanted:
             mpi.start(str(name), args.np, script)
-        os.execv(sys.executable, [*launcher(args.np), *script])
+        launcher = [sys.executable, "-c", LAUNCH, "-np", str(args.np)]
+        os.execv(sys.executable, [*launcher, *script])
     if getattr(args, "hosts", 0):
         names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
         rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
         os.environ["HOROVOD_HOSTNAME"] = f"host{rank % args.hosts}"
     return args
-
-
-def launcher(ranks: int) -> list[str]:
-    """The beginning of the command that runs a program on as many ranks."""
-    return [sys.executable, "-c", LAUNCH, "-np", str(ranks)]
 
 
 @contextmanager

@@ -9,10 +9,8 @@ processes. Frameworks that start threads when they are imported cannot be preloa
 
 import builtins
 import contextlib
-import gc
 import importlib.util
 import os
-import random
 import runpy
 import signal
 import subprocess
@@ -24,6 +22,7 @@ from typing import Any, NoReturn
 
 from horoplug.runner import agent, agent_connection, launch
 from horoplug.runner.links import ProcessLink
+from tests.harness.template import freeze_imports, renew_process
 
 _AGENT = "--agent"
 
@@ -93,14 +92,10 @@ def _become_process(out: int, err: int, cwd: bytes, env: dict[bytes, bytes]) -> 
                 os.fstat(fd)
                 os.dup2(nothing, fd, inheritable=False)
     os.chdir(cwd)
-    os.environb.clear()
-    os.environb.update(env)
+    renew_process({os.fsdecode(name): os.fsdecode(value) for name, value in env.items()})
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
 
 
 def _run_python(arguments: list[str]) -> None:
@@ -137,9 +132,7 @@ def _agent(modules: list[str]) -> None:
     for module in modules:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "a framework has started threads"
-    # Collections in the forks need not visit what has been imported, nor copy its memory by writing to it.
-    gc.collect()
-    gc.freeze()
+    freeze_imports()
     _Fork.kept = frozenset(map(int, os.listdir("/proc/self/fd")))
     agent.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
         Popen=_start,

@@ -113,9 +113,7 @@ def _serve() -> None:
             importlib.import_module(module)
     from tests.harness.support import serve_requests
 
-    # Collections in the forks need not visit what has been imported, nor copy its memory by writing to it.
-    gc.collect()
-    gc.freeze()
+    freeze_imports()
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
     while True:
@@ -138,6 +136,21 @@ def _serve() -> None:
 def _become_process(template: int, environment: dict[str, str]) -> None:
     _die_with(template)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    renew_process(environment)
+
+
+# ---- for all processes that fork ranks ------------------------------------------------------------------------------
+
+
+def freeze_imports() -> None:
+    """Before the forks: their collections of garbage need not visit what has been imported, nor copy its memory by
+    writing to it."""
+    gc.collect()
+    gc.freeze()
+
+
+def renew_process(environment: dict[str, str]) -> None:
+    """In a fork: give it the environment and the random numbers of a new process."""
     os.environ.clear()
     os.environ.update(environment)
     random.seed()

@@ -258,7 +258,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   std::uint64_t planned = 0;
   std::uint64_t withdrawn = 0;
   std::set<std::int64_t> settings;
-  for (std::uint64_t round = 0; round < (kSanitized ? 50 : 500); ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 50 : 1500); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -577,7 +577,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
   const std::uint64_t seed = test_seed();
   std::uint64_t planned = 0;
   std::uint64_t negotiated = 0;
-  for (std::uint64_t round = 0; round < (kSanitized ? 20 : 200); ++round) {
+  for (std::uint64_t round = 0; round < (kSanitized ? 20 : 600); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
