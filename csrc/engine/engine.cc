@@ -132,9 +132,9 @@ Engine::~Engine() {
 }
 
 void Engine::wait_until_ready() {
-  if (lifecycle_.await_start()) return;
-  const Status end = submissions_.end();
-  throw Error(end.code, end.message);
+  // Not the end of the submissions: a peer that has left in good order may have ended them before.
+  const Status failure = lifecycle_.await_start();
+  if (!failure.ok()) throw Error(failure.code, failure.message);
 }
 
 void Engine::shutdown() {
@@ -298,6 +298,8 @@ void Engine::start_running(std::vector<Segment> segments) {
 bool Engine::step() {
   bool busy = mesh_.pump();
   peers_.check_links();
+  // Operations would fail with the end of a link, instead of the reason for it.
+  if (peers_.undecided()) return busy;
   busy |= take_requests();
   busy |= scheduler_.negotiate();
   stalls_.run();
@@ -333,7 +335,8 @@ bool Engine::has_running_batch() const {
 }
 
 double Engine::sleep_seconds() const {
-  bool waiting = lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running();
+  bool waiting = lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running() ||
+                 peers_.undecided();
   for (const auto& [id, set] : registry_.sets()) {
     waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
   }

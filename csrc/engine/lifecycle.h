@@ -3,6 +3,9 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <utility>
+
+#include "base/status.h"
 
 namespace horoplug {
 
@@ -28,17 +31,23 @@ class Lifecycle {
     changed_.notify_all();
   }
 
+  // The job has failed. The engine stops soon.
+  void note_failure(Status failure) {
+    std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+  }
+
   // This rank leaves as soon as the job has started.
   void request_leave() { leave_requested_ = true; }
   bool leave_requested() const { return leave_requested_; }
 
   // ---- any other thread
 
-  // Returns when the start is over; false if the engine has stopped.
-  bool await_start() {
+  // Returns when the start is over; not ok if the job has failed, even after the start.
+  Status await_start() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return state_ != State::kStarting; });
-    return state_ != State::kStopped;
+    return state_ == State::kStopped ? failure_ : Status{};
   }
   void await_stop() {
     std::unique_lock lock(mutex_);
@@ -49,6 +58,7 @@ class Lifecycle {
   std::mutex mutex_;
   std::condition_variable changed_;
   State state_ = State::kStarting;  // written under the lock, by the thread that runs the loop
+  Status failure_;                  // under the lock
   bool leave_requested_ = false;    // used by the thread that runs the loop
 };
 

@@ -3,23 +3,43 @@
 #include <string>
 
 #include "base/status.h"
+#include "base/time.h"
 #include "controller/messages/messages.h"
 
 namespace horoplug {
+namespace {
+
+// For how long a peer whose connections fail, but for the first one, may say why.
+constexpr double kReasonSeconds = 1.0;
+
+}  // namespace
 
 void Peers::check_links() {
   const std::uint64_t failures = mesh_.failures();
   if (failures == checked_failures_) return;
+  const double now = steady_now();
+  bool undecided = false;
   for (int peer = 0; peer < mesh_.size(); ++peer) {
     if (has_departed(peer)) continue;
     const Link* link = mesh_.failed(peer);
     // Mesh::failed() reads what is left, which may be this peer's goodbye.
     if (link == nullptr || has_departed(peer)) continue;
+    if (link != mesh_.link(peer) && link->closed_by_peer() && !said_bye_) {
+      // The peer says why it leaves over its first connection, whose data may arrive later than the
+      // end of another one.
+      if (!undecided_since_) undecided_since_ = now;
+      if (now - *undecided_since_ < kReasonSeconds) {
+        undecided = true;
+        continue;
+      }
+    }
     departed_[static_cast<std::size_t>(peer)] = true;
     if (said_bye_) continue;
     const std::string what = link->closed_by_peer() ? " has died or lost its connection: " : ": ";
     throw Error(HP_ABORTED, "rank " + std::to_string(peer) + what + *link->failure());
   }
+  if (undecided) return;
+  undecided_since_.reset();
   checked_failures_ = failures;
 }
 

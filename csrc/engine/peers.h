@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "transport/mesh.h"
@@ -14,6 +15,8 @@ class Peers {
 
   // Throws Error(HP_ABORTED) if a link has failed whose peer has not said goodbye.
   void check_links();
+  // Whether check_links() has to be called again soon.
+  bool undecided() const { return undecided_since_.has_value(); }
   // A peer has said goodbye.
   void receive_bye(int from);
   bool has_departed(int rank) const { return departed_[static_cast<std::size_t>(rank)]; }
@@ -24,7 +27,8 @@ class Peers {
  private:
   Mesh& mesh_;
   std::uint64_t checked_failures_ = 0;
-  std::vector<bool> departed_;  // by rank: it has said goodbye, or its link has failed
+  std::optional<double> undecided_since_;  // a link has failed, and its peer may still say why
+  std::vector<bool> departed_;             // by rank: it has said goodbye, or its link has failed
   bool said_bye_ = false;
 };
 

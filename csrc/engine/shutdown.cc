@@ -12,7 +12,7 @@ namespace {
 
 // Peers answer a goodbye at once, unless they are stopped or gone.
 constexpr double kGoodbyeSeconds = 2.0;
-// How long an engine that has failed tries to tell its peers.
+// How long an engine that has failed waits until its peers have received why.
 constexpr double kLastWordsSeconds = 0.5;
 
 }  // namespace
@@ -24,6 +24,7 @@ void Shutdown::fail(const Status& status) {
   parts_.counters.failed = 1;
   parts_.config.log(status.code == HP_SHUT_DOWN ? LogLevel::kInfo : LogLevel::kError,
                     status.message);
+  parts_.lifecycle.note_failure(status);
   parts_.submissions.fail(status);
   // The peers are told first: when this rank's own operations have ended, its program may exit at
   // once, and the peers would blame this rank.
@@ -31,20 +32,14 @@ void Shutdown::fail(const Status& status) {
   mesh.close_writes();
   parts_.gpu.abort();
   end_all_operations();
-  // Unresponsive peers are not waited for.
+  // A peer that has received this fails as well, and closes its connections. Unresponsive peers are
+  // not waited for.
+  mesh.drop_input();
   const double until = steady_now() + kLastWordsSeconds;
-  while (!said_everything() && steady_now() < until) {
-    if (!mesh.pump_writes()) mesh.sleep(0.01, [] { return false; });
+  while (!mesh.all_closed_by_peers() && steady_now() < until) {
+    if (!mesh.pump()) mesh.sleep(0.01, [] { return false; });
   }
   stop();
-}
-
-bool Shutdown::said_everything() const {
-  for (int peer = 0; peer < parts_.mesh.size(); ++peer) {
-    const Link* link = parts_.mesh.link(peer);
-    if (link != nullptr && link->wants_write()) return false;
-  }
-  return true;
 }
 
 void Shutdown::end_all_operations() {

@@ -46,7 +46,6 @@ class Shutdown {
  private:
   bool is_everything_done(double now);
   void end_all_operations();
-  bool said_everything() const;
   void stop();
 
   const Parts parts_;

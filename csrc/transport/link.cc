@@ -143,7 +143,8 @@ bool Link::pump_read() {
   std::array<std::byte, kStagingBytes> staging;
   for (int i = 0; (i < kReadsPerPump || stream_->has_more()) && !failure_; ++i) {
     try {
-      const bool direct = in_payload_ && target_ != nullptr && payload_left_ >= kDirectRead;
+      const bool direct =
+          in_payload_ && target_ != nullptr && payload_left_ >= kDirectRead && !drops_input_;
       const std::ptrdiff_t got = direct ? stream_->read(target_, payload_left_)
                                         : stream_->read(staging.data(), staging.size());
       if (got == 0) break;
@@ -154,6 +155,7 @@ bool Link::pump_read() {
       }
       moved = true;
       activity_->bytes_moved += static_cast<std::uint64_t>(got);
+      if (drops_input_) continue;
       if (direct) {
         target_ += got;
         payload_left_ -= static_cast<std::uint64_t>(got);

@@ -105,6 +105,9 @@ class Link {
   bool control_has_left() const { return failure_ || queue_.control_has_left(); }
   bool wants_write() const { return !queue_.empty() && !failure_ && !absent_; }
 
+  // From now on, what arrives is dropped, whatever it is.
+  void drop_input() { drops_input_ = true; }
+
   // Drops frames that were kept for a channel without further receives.
   void forget(const Channel& channel);
   // Withdraws the queued frames of a channel. Their memory, which must still be there, is not read
@@ -161,6 +164,7 @@ class Link {
   std::byte* target_ = nullptr;  // nullptr: the payload is dropped
   std::uint64_t payload_left_ = 0;
   Bytes control_in_;
+  bool drops_input_ = false;
 
   LinkActivity own_activity_;  // of a link without a mesh
   LinkActivity* activity_ = &own_activity_;

@@ -90,7 +90,7 @@ bool Mesh::pump() {
   for (const int token : readable_) moved |= read(*links_[static_cast<std::size_t>(token)]);
   readable_.clear();
   for (Link* link : ringing_) moved |= read(*link);
-  if (!polled_.empty()) moved |= read_polled();
+  if (!polled_.empty() && !drops_input_) moved |= read_polled();
   return pump_writes() || moved;
 }
 
@@ -153,7 +153,7 @@ const Link* Mesh::failed(int rank) {
   for (Link* lane : lanes(rank)) {
     if (!lane->failure()) continue;
     if (!link(rank)->failure()) read(*link(rank));
-    return lane;
+    return link(rank)->failure() ? link(rank) : lane;
   }
   return nullptr;
 }
@@ -163,6 +163,11 @@ void Mesh::close_writes() {
     Link* const first = link(rank);
     if (first != nullptr && !first->failure() && !first->absent()) first->close_write();
   }
+}
+
+void Mesh::drop_input() {
+  drops_input_ = true;
+  for (auto& link : links_) link->drop_input();
 }
 
 bool Mesh::all_closed_by_peers() const {

@@ -27,7 +27,8 @@ class Mesh {
   // The connections over which collectives spread their messages: the polled ones if there are any,
   // otherwise all.
   std::vector<Link*> data_lanes(int rank) const;
-  // A failed link, or nullptr. Data that the peer sent before it closed is read first.
+  // A failed link, the first one if it is among those that have failed, or nullptr. Data that the
+  // peer sent before it closed is read first.
   const Link* failed(int rank);
 
   void send_control(int rank, Bytes message);
@@ -82,6 +83,10 @@ class Mesh {
   // with this object: a peer must learn why this rank leaves before it sees connections close.
   void close_writes();
   bool all_closed_by_peers() const;
+  // From now on, what arrives is dropped. pump() reads it nevertheless, except from polled links:
+  // if a process closes a TCP connection with unread data, the kernel resets the connection and
+  // drops what the peer has not received yet.
+  void drop_input();
 
   // Of all links together.
   std::uint64_t control_messages() const { return activity_.control_messages; }
@@ -112,6 +117,7 @@ class Mesh {
   std::vector<bool> asked_for_;            // by rank: take_needed() has returned it
   unsigned turn_ = 1;
   bool polled_traffic_ = false;
+  bool drops_input_ = false;
   std::vector<int> readable_;
 };
 

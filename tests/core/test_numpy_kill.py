@@ -167,6 +167,25 @@ def test_rank_killed_during_init_is_named(pool, hosts, number):
         errors_of_survivors(job.outcomes(die_while_joining, victim, key), victim)
 
 
+def start_again_without_rank_0(victim):
+    rank = hvd.rank()
+    hvd.shutdown()
+    if rank == victim:
+        die()
+    if rank:
+        hvd.init()
+
+
+def test_lost_rank_is_named_by_a_rank_that_waits_in_init_for_rank_0(pool):
+    """Rank 0 would notice the loss in init, but it does not call init again."""
+    with pool.ranks(3, env=NO_LIMITS) as job:
+        first, waiting, victim = job.outcomes(start_again_without_rank_0, 2)
+        assert not first.failed, first
+        assert victim.died
+        assert "HorovodInternalError" in waiting.bases, waiting
+        assert "rank 2" in waiting.message, waiting
+
+
 def die_before_init(victim):
     if int(os.environ["HOROVOD_RANK"]) == victim:
         die()

@@ -32,6 +32,7 @@ NAMESPACE = "research"  # of Kubernetes
 # Kubernetes sets them in every container.
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 SECRETS = {"horoplug": {"key": secrets.token_hex()}}  # docs/launch-kubernetes.md creates it
+_HOSTS_BYTES = 4096  # the length of /etc/hosts: one page of memory
 
 
 def why_not() -> str:
@@ -229,9 +230,14 @@ class Pods:
         ip("-n", pod.space, "link", "set", "eth0", "up")
 
     def _publish(self) -> None:
-        """Write the names, as Kubernetes' DNS does. The pods see the same file, so it is changed in place."""
+        """Write the names, as Kubernetes' DNS does. The pods see the same file, so it is changed in place: by one write
+        of always the same length, so that a pod that looks up a name meanwhile never finds an empty file."""
         lines = ["127.0.0.1 localhost", *(f"{a} {name}" for name, a in self._known.items())]
-        self._hosts.write_text("\n".join(lines) + "\n")
+        text = "\n".join(lines).encode()
+        assert len(text) < _HOSTS_BYTES
+        file = os.open(self._hosts, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(file, text.ljust(_HOSTS_BYTES, b"\n"), 0)
+        os.close(file)
 
     def evict(self, pod: Pod) -> None:
         """Evict a pod: its processes are killed, and its names lead nowhere until another one is started."""

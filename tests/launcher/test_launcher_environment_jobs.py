@@ -205,12 +205,16 @@ def test_ranks_of_the_nodes_that_are_left_form_the_next_job_of_torchrun(home, tm
     pytest.importorskip("torch")
     script = tmp_path / "job.py"
     script.write_text(
-        JOB
-        + """
-import os, signal
+        f"""
+import os, pathlib, signal
+is_lost = pathlib.Path({str(tmp_path / "lost")!r})
+if os.environ["WORLD_SIZE"] == "2" and not is_lost.exists():
+    signal.pause()  # the second node is late: torchrun ends these ranks when it comes
+{JOB}
 sys.stdout.flush()
 hvd.barrier()
 if hvd.size() == 4 and os.environ["NODE"] == "second":
+    is_lost.touch()
     os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 hvd.barrier()
@@ -222,7 +226,7 @@ hvd.barrier()
     flags = [
         *("--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", "job"),
         *("--rdzv-endpoint", f"127.0.0.1:{address[1]}", "--rdzv-conf"),
-        "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3",
+        "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=3",
     ]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(torchrun, *flags, str(script), home=home | {"NODE": "first"})

@@ -199,6 +199,22 @@ def test_lost_rank_ends_a_waiting_get(connect):
         a.get(["from 1"], 0.01, [1])
 
 
+def test_any_lost_rank_ends_a_get_that_needs_all(connect):
+    a, b, c = connect(), connect(), connect()
+    b.register(1)
+    c.register(2)
+    waiting = Background(a.get, ["table"], NEVER, [protocol.ANY_RANK])
+    c.close()  # leaves
+    b._sock.close()  # as if the process was killed
+    with pytest.raises(PeerLostError) as caught:
+        waiting.result()
+    assert caught.value.rank == 1
+    with pytest.raises(PeerLostError):
+        a.get(["table"], 30, [protocol.ANY_RANK])
+    a.set("table", b"")
+    assert a.get(["table"], 30, [protocol.ANY_RANK]) == [b""]
+
+
 def test_rank_that_leaves_is_not_lost(server, connect):
     a, b = connect(), connect()
     b.register(1)
@@ -313,6 +329,20 @@ def test_lost_server_ends_a_waiting_get():
     with pytest.raises(RendezvousError, match=r"closed the connection.*did the job end"):
         waiting.result()
     with pytest.raises(RendezvousError):
+        client.set("k", b"")
+    client.close()
+
+
+def test_lost_server_is_reported_alike_if_a_request_was_on_its_way():
+    server = StoreServer(SECRET)
+    client = StoreClient.connect(*server.address, SECRET, 5.0)
+    server.close()
+    with contextlib.suppress(OSError):
+        client._sock.send(b"x")  # a closed socket answers with a reset
+    poll = select.poll()
+    poll.register(client._sock, 0)
+    assert poll.poll(10_000)
+    with pytest.raises(RendezvousError, match=r"has closed the connection; did the job end\?$"):
         client.set("k", b"")
     client.close()
 

@@ -15,6 +15,7 @@
 #include "controller/messages/messages.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
+#include "harness/raw_peer.h"
 #include "harness/signatures.h"
 #include "harness/stop.h"
 
@@ -58,68 +59,6 @@ std::size_t count_entries(const char* path) {
   ::closedir(folder);
   return count;
 }
-
-// The peer's end of an engine's connection: the test reads and writes the messages.
-class RawPeer {
- public:
-  explicit RawPeer(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
-
-  void send(FrameHeader header, const Bytes& payload) {
-    std::vector<std::byte> frame(sizeof header);
-    std::memcpy(frame.data(), &header, sizeof header);
-    frame.insert(frame.end(), payload.begin(), payload.end());
-    send_bytes(frame);
-  }
-  void send(const Bytes& message) {
-    FrameHeader header;
-    header.bytes = message.size();
-    send(header, message);
-  }
-  void send_bytes(const std::vector<std::byte>& bytes) {
-    std::size_t done = 0;
-    while (done < bytes.size()) {
-      iovec part{const_cast<std::byte*>(bytes.data()) + done, bytes.size() - done};
-      done += stream_->write(&part, 1);
-    }
-  }
-  void hang_up() { stream_.reset(); }
-  // Reads until the engine has closed its side.
-  void wait_for_end() {
-    std::byte ignored[256];
-    while (stream_->read(ignored, sizeof ignored) != Stream::kEnd) std::this_thread::yield();
-  }
-
- private:
-  std::unique_ptr<Stream> stream_;
-};
-
-Hello hello_of(int rank, int size, const EngineOptions& options) {
-  Hello hello;
-  hello.rank = rank;
-  hello.size = size;
-  hello.settings = {{"horoplug version", HOROPLUG_VERSION},
-                    {"number of ranks", std::to_string(size)},
-                    {"fusion threshold", std::to_string(options.fusion_threshold)},
-                    {"cache capacity", std::to_string(options.cache_capacity)},
-                    {"process sets", "none"},
-                    {"algorithm", "automatic"}};
-  return hello;
-}
-
-// A job of two ranks: an engine is rank 0, the test is rank 1.
-struct HalfJob {
-  explicit HalfJob(const EngineOptions& options = test_options()) {
-    auto configs = make_configs(Transport::kTcp, 2, options);
-    peer = std::make_unique<RawPeer>(std::move(configs[1].members[0].stream));
-    engine = std::make_unique<Engine>(std::move(configs[0]));
-  }
-  void introduce(const EngineOptions& options = test_options()) {
-    peer->send(encode(hello_of(1, 2, options)));
-    engine->wait_until_ready();
-  }
-  std::unique_ptr<RawPeer> peer;
-  std::unique_ptr<Engine> engine;
-};
 
 }  // namespace
 
@@ -713,6 +652,31 @@ TEST_CASE("the handshake succeeds if a peer shuts down before it is finished") {
   CHECK(mentions(status, {"rank 0 has shut down"}));
   last.send(encode_bye());
   last.hang_up();
+}
+
+TEST_CASE("the handshake fails with the rank that has died, though another one has shut down") {
+  // Both happen after the handshake, before the thread that waits for the handshake wakes up.
+  const EngineOptions options = test_options();
+  auto configs = make_configs(Transport::kTcp, 3, options);
+  RawPeer first(std::move(configs[0].members[1].stream));
+  RawPeer last(std::move(configs[2].members[1].stream));
+  Engine engine(std::move(configs[1]));
+  DecisionItem end;
+  end.kind = DecisionItem::Kind::kClose;
+  first.send(encode(hello_of(0, 3, options)));
+  first.send(encode(0, Decisions{0, {end}}));
+  first.send(encode_bye());
+  first.wait_for_end();
+  first.hang_up();
+  last.send(encode(hello_of(2, 3, options)));
+  REQUIRE(comes_to(
+      [&] { return failure_of([&] { allreduce_ones(engine, "x"); }).code == HP_SHUT_DOWN; }));
+  last.hang_up();
+  REQUIRE(comes_to([&] { return engine.stats().failed == 1; }));
+  engine.shutdown();  // returns when the engine has stopped
+  const Status status = failure_of([&] { engine.wait_until_ready(); });
+  CHECK(status.code == HP_ABORTED);
+  CHECK(mentions(status, {"rank 2 has died or lost its connection"}));
 }
 
 TEST_CASE("the handshake fails if ranks have different settings") {

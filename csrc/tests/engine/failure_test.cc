@@ -13,8 +13,7 @@ using namespace horoplug::testing;
 
 namespace {
 
-// The state of a stream whose peer stops reading in the middle of the first frame with a tensor's
-// data.
+// The state of a stream whose peer stops, in the middle of the first frame with a tensor's data.
 struct Jam {
   const std::byte* begin = nullptr;  // the tensor
   const std::byte* end = nullptr;
@@ -45,7 +44,9 @@ class Jamming final : public Stream {
     jam_.jammed = true;
     return taken;
   }
-  std::ptrdiff_t read(void* data, std::size_t bytes) override { return stream_->read(data, bytes); }
+  std::ptrdiff_t read(void* data, std::size_t bytes) override {
+    return jam_.jammed ? 0 : stream_->read(data, bytes);
+  }
   void close_write() override { stream_->close_write(); }
   int fd() const override { return stream_->fd(); }
 

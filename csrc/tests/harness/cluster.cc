@@ -24,34 +24,10 @@ void require(bool ok, const char* what) {
   if (!ok) throw std::system_error(errno, std::generic_category(), what);
 }
 
-using StreamPair = std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>>;
-
 StreamPair unix_pair() {
   int fds[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0, "socketpair");
   return {std::make_unique<SocketStream>(Fd(fds[0])), std::make_unique<SocketStream>(Fd(fds[1]))};
-}
-
-StreamPair tcp_pair() {
-  Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  Fd a(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  require(listener && a, "socket");
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  require(::bind(listener.get(), generic, size) == 0, "bind");
-  require(::listen(listener.get(), 1) == 0, "listen");
-  require(::getsockname(listener.get(), generic, &size) == 0, "getsockname");
-  require(::connect(a.get(), generic, size) == 0, "connect");
-  Fd b(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  require(static_cast<bool>(b), "accept");
-  const int one = 1;
-  ::setsockopt(a.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  ::setsockopt(b.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  return {std::make_unique<SocketStream>(std::move(a)),
-          std::make_unique<SocketStream>(std::move(b))};
 }
 
 Fd duplicate(int fd) {
@@ -74,6 +50,28 @@ int host_of(Transport transport, int rank) {
 }
 
 }  // namespace
+
+StreamPair tcp_pair() {
+  Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Fd a(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  require(listener && a, "socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  require(::bind(listener.get(), generic, size) == 0, "bind");
+  require(::listen(listener.get(), 1) == 0, "listen");
+  require(::getsockname(listener.get(), generic, &size) == 0, "getsockname");
+  require(::connect(a.get(), generic, size) == 0, "connect");
+  Fd b(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  require(static_cast<bool>(b), "accept");
+  const int one = 1;
+  ::setsockopt(a.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  ::setsockopt(b.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  return {std::make_unique<SocketStream>(std::move(a)),
+          std::make_unique<SocketStream>(std::move(b))};
+}
 
 std::string transport_name(Transport transport) {
   switch (transport) {

@@ -94,6 +94,10 @@ bool mentions(const Status& status, const std::vector<std::string>& words);
 // The random seed of this run, printed once; HOROPLUG_TEST_SEED sets it, to repeat a run.
 std::uint64_t test_seed();
 
+// Both ends of a connection over the loopback interface.
+using StreamPair = std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>>;
+StreamPair tcp_pair();
+
 // Polls until the condition holds, for at most 20 seconds. Returns whether it holds.
 bool comes_to(const std::function<bool()>& condition);
 

@@ -67,9 +67,10 @@ class _Choice:
         back = None if previous is None else connector.stream(previous)
         try:
             return Measurement(to, back).run(self.records.deadline)
-        except OSError:
-            # A neighbour has ended, which the store or the core reports with a better message. Close the connections,
-            # so that the other neighbour does not wait for this rank, and continue, so that rank 0 does not either.
+        except TimeoutError:
+            # A neighbour does not answer, which the store or the core reports with a better message. Close the
+            # connections, so that the other neighbour does not wait for this rank, and continue, so that rank 0 does
+            # not either.
             for sock in filter(None, (to, back)):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)

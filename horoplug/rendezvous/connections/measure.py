@@ -3,7 +3,8 @@
 Every rank measures the link to the next rank while the previous rank measures the link to it. Every byte is a message
 of its own whose value is its kind, so that both measurements can share one connection: pings and their echoes, a burst,
 and acknowledgements of the first half and of the end of the burst. The bandwidth is that of the second half, unless the
-second half arrived at once. When :meth:`Measurement.run` has returned on all ranks, the connections are empty."""
+second half arrived at once. When :meth:`Measurement.run` has returned on all ranks, the connections are empty. If a
+rank has ended, its neighbours go on with their other neighbours, so that every other connection can still be used."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Measurement:
     def __init__(self, to: socket.socket | None, back: socket.socket | None) -> None:
         """``to``: the connection to measure; ``back``: the connection over which the peer measures. They may be the
         same, and are nonblocking."""
-        self._to = to
+        self._to, self._back = to, back
         self._outbox: dict[socket.socket, bytearray] = {s: bytearray() for s in (to, back) if s}
         self._sent_at = 0.0
         self._buffer = bytearray(_HALF_BYTES)
@@ -35,17 +36,18 @@ class Measurement:
         self._trips: list[float] = []
         self._acks: list[float] = []
         self._received = 0  # bytes of the peer's burst
-        self._served = back is None
 
     def run(self, deadline: float) -> LinkSpeed | None:
-        """Measure, and answer the peer's measurement. Returns the speed of ``to``; None without ``to``.
+        """Measure, and answer the peer's measurement. Returns the speed of ``to``; None without ``to``, and if the next
+        rank has ended.
 
-        Errors: TimeoutError after ``deadline`` (``time.monotonic()``), OSError; the connections are then unusable."""
+        Errors: TimeoutError after ``deadline`` (``time.monotonic()``); the connections are then unusable."""
         if self._to is not None:
-            self._ping()
+            self._outbox[self._to] += _PING
+            self._sent_at = time.perf_counter()
         with selectors.DefaultSelector() as selector:
             for sock in self._outbox:
-                selector.register(sock, selectors.EVENT_READ)
+                selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
             while not self._done():
                 for sock, outbox in self._outbox.items():
                     wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if outbox else 0)
@@ -54,9 +56,13 @@ class Measurement:
                     raise TimeoutError("a rank did not answer while links were measured")
                 for key, events in selector.select(max(deadline - time.monotonic(), 0)):
                     assert isinstance(key.fileobj, socket.socket)
-                    if events & selectors.EVENT_READ:
-                        self._receive(key.fileobj)
-                    self._flush(key.fileobj)
+                    try:
+                        if events & selectors.EVENT_READ:
+                            self._receive(key.fileobj)
+                        self._flush(key.fileobj)
+                    except OSError:  # the store or the core reports the end of this peer
+                        selector.unregister(key.fileobj)
+                        self._leave_out(key.fileobj)
         if self._to is None:
             return None
         trip = statistics.median(self._trips[1:])  # the first one includes waking up
@@ -68,7 +74,15 @@ class Measurement:
 
     def _done(self) -> bool:
         measured = self._to is None or len(self._acks) == 2
-        return measured and self._served and not any(self._outbox.values())
+        served = self._back is None or self._received >= 2 * _HALF_BYTES
+        return measured and served and not any(self._outbox.values())
+
+    def _leave_out(self, sock: socket.socket) -> None:
+        del self._outbox[sock]
+        if self._to is sock:
+            self._to = None
+        if self._back is sock:
+            self._back = None
 
     def _ping(self) -> None:
         assert self._to is not None
@@ -111,7 +125,6 @@ class Measurement:
         for mark in (_HALF_BYTES, 2 * _HALF_BYTES):
             if before < mark <= self._received:
                 answer += _ACK
-        self._served = self._served or self._received >= 2 * _HALF_BYTES
         if answer:
             self._send(sock, answer)
 

@@ -113,7 +113,8 @@ def connect_peers(
     if rank == 0 and generation >= 2:
         # All ranks took part in the previous generation, so that no rank needs the keys of the one before it.
         store.delete(f"{part}{generation - 2}/")
-    records = RankRecords(store, f"{part}{generation}/", rank, numbers, timeout)
+    prefix = f"{part}{generation}/"
+    records = RankRecords(store, prefix, rank, numbers, timeout, has_all=launched is None)
     me = Identity(rank, size, generation, secret, encrypt)
     builder = _PeerConnector(records, me, data_timeout, streams, connect_all)
     try:

@@ -17,6 +17,7 @@ from horoplug.base.errors import (
     StoreTimeoutError,
 )
 from horoplug.rendezvous.store.client import PendingGet, StoreClient
+from horoplug.rendezvous.store.protocol import ANY_RANK
 
 Record = dict[str, Any]
 
@@ -25,15 +26,26 @@ class RankRecords:
     """Publishes the records of one rank and collects those of the others, all before one deadline."""
 
     def __init__(
-        self, store: StoreClient, prefix: str, rank: int, launched: Sequence[int], timeout: float
+        self,
+        store: StoreClient,
+        prefix: str,
+        rank: int,
+        launched: Sequence[int],
+        timeout: float,
+        *,
+        has_all: bool = False,
     ) -> None:
         """``prefix``: the beginning of all keys; the same on all ranks, and different in every generation.
         ``launched``: by rank, the number that the launcher gave the process, under which the store knows it.
-        ``timeout``: seconds from now."""
+        ``timeout``: seconds from now. ``has_all``: these are all processes that the store knows."""
         self.store = store
         self.prefix = prefix
         self.rank = rank
         self.launched = launched
+        # Rank 0 notices the loss of any rank, but it may not be there: if a rank is lost while the ranks start, some
+        # may have started, call init() again and wait for rank 0, whose own start has failed.
+        self.owner_of_tables = ANY_RANK if has_all else launched[0]
+        """The owner of what rank 0 publishes, for the store."""
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout
         self.published = False
@@ -61,8 +73,9 @@ class RankRecords:
 
         Errors: MissingRanksError at the deadline, PeerLostError if one of the ranks ends, ProtocolError."""
         keys = [self.key(kind, rank) for rank in ranks]
+        owners = [self.launched[rank] if rank else self.owner_of_tables for rank in ranks]
         try:
-            values = self.store.get(keys, self.remaining, [self.launched[r] for r in ranks])
+            values = self.store.get(keys, self.remaining, owners)
         except StoreTimeoutError as error:
             raise self.missing([ranks[i] for i in error.missing]) from None
         return {rank: _parse(rank, value) for rank, value in zip(ranks, values, strict=True)}
@@ -94,7 +107,8 @@ class RankRecords:
 
     def _table(self, kind: str) -> Record:
         try:
-            (value,) = self.store.get([self.table_key(kind)], self.remaining, self.launched[:1])
+            key = self.table_key(kind)
+            (value,) = self.store.get([key], self.remaining, [self.owner_of_tables])
         except StoreTimeoutError:
             raise self.missing(self.absent(kind)) from None
         return _parse(0, value)
@@ -138,10 +152,10 @@ class Barrier:
         self._kind = kind
         launched = records.launched
         if records.rank:
-            keys, owners = [records.table_key(kind)], launched[:1]
+            keys, owners = [records.table_key(kind)], [records.owner_of_tables]
         else:
             keys = [records.key(kind, rank) for rank in range(1, len(launched))]
-            owners = launched[1:]
+            owners = list(launched[1:])
         seconds = records.remaining + self.GRACE
         self._waiting: PendingGet = records.store.begin_get(keys, seconds, owners)
         self._others_have_arrived = False

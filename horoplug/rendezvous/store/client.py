@@ -141,7 +141,8 @@ class StoreClient:
     def get(
         self, keys: Sequence[str], timeout: float, owners: Sequence[int] | None = None
     ) -> list[bytes]:
-        """The values of ``keys``, once all of them are set. ``owners``: the rank that sets each key, -1 if unknown.
+        """The values of ``keys``, once all of them are set. ``owners``: the rank that sets each key; -1 if unknown;
+        ANY_RANK if it is not set without any one of the ranks.
 
         Errors: StoreTimeoutError after ``timeout`` seconds; PeerLostError if any owner is lost while a key is missing,
         even an owner whose own key is set."""
@@ -361,7 +362,9 @@ class StoreClient:
             raise RendezvousError(f"{self._peer} does not answer")
 
     def _gone(self, error: OSError | None) -> RendezvousError:
-        why = f" ({error.strerror})" if error is not None and error.strerror else ""
+        # Whether the kernel reports an end, a reset or a broken pipe depends on what was in flight.
+        is_plain = error is None or isinstance(error, (ConnectionResetError, BrokenPipeError))
+        why = f" ({error.strerror})" if error and error.strerror and not is_plain else ""
         return RendezvousError(f"{self._peer} has closed the connection{why}; did the job end?")
 
 

@@ -16,6 +16,8 @@ HEADER = struct.Struct("!BHBI")
 MAX_KEY = 512
 MAX_VALUE = 1 << 20
 MAX_TEXT = 1024
+ANY_RANK = -2
+"""In a GET, the owner of a key that no rank can set any more once any rank is lost."""
 MAX_KEYS = 1 << 17  # of one GET; the largest job has that many ranks
 MAX_REQUEST = 8 << 20  # MAX_REQUEST and MAX_REPLY include the header
 MAX_REPLY = 64 << 20
@@ -69,8 +71,15 @@ class Reader:
 
     def rank(self) -> int:
         """A rank, or -1."""
-        value = int.from_bytes(self.take(4), "big", signed=True)
+        value = self.owner()
         if value < -1:
+            raise ProtocolError(f"{value} is not a rank")
+        return value
+
+    def owner(self) -> int:
+        """A rank, -1, or :data:`ANY_RANK`."""
+        value = int.from_bytes(self.take(4), "big", signed=True)
+        if value < ANY_RANK:
             raise ProtocolError(f"{value} is not a rank")
         return value
 

@@ -149,7 +149,7 @@ class StoreState:
         timeout, count = reader.u32() / 1000, reader.u32()
         if count > protocol.MAX_KEYS:
             raise ProtocolError(f"{count} keys at once; the limit is {protocol.MAX_KEYS}")
-        pairs = [(reader.rank(), reader.key()) for _ in range(count)]
+        pairs = [(reader.owner(), reader.key()) for _ in range(count)]
         reader.end()
         keys, owners = [key for _, key in pairs], {owner for owner, _ in pairs}
         get = _Get(session, tag, keys, owners, now + timeout)
@@ -171,8 +171,9 @@ class StoreState:
         """The lost rank that makes a GET fail, and the reason; None if the GET can still succeed.
 
         Owners whose keys are set count, too: a GET of the keys of several ranks needs all these ranks alive."""
-        if not self._lost.keys().isdisjoint(get.owners):
-            owner = next(owner for owner in self._lost if owner in get.owners)
+        needs_all = protocol.ANY_RANK in get.owners
+        if self._lost and (needs_all or not self._lost.keys().isdisjoint(get.owners)):
+            owner = next(owner for owner in self._lost if needs_all or owner in get.owners)
             return owner, self._lost[owner]
         for prefix, abort in self._aborted.items():
             if any(key.startswith(prefix) and key not in self._values for key in get.keys):

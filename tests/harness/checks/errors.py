@@ -25,7 +25,8 @@ def errors_of_survivors(outcomes, victim, kind="HorovodInternalError"):
     """Check that the victim died and that all others have an error of this kind that names it. Returns the errors."""
     assert outcomes[victim].died
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
+    everything = "\n".join(str(outcome) for outcome in outcomes)
     for outcome in others:
-        assert kind in outcome.bases, str(outcome)
-        assert f"rank {victim}" in outcome.message
+        assert kind in outcome.bases, everything
+        assert f"rank {victim}" in outcome.message, everything
     return others
