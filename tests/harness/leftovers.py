@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.harness.descriptors import open_descriptors
 from tests.harness.support import until
 
 MARK = "HOROPLUG_TEST_RUN"
@@ -19,11 +20,11 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check at the end of the test that its processes have ended, and that no descriptor is open."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     yield
     assert not processes(mark)
     # Descriptors of threads are closed soon.
-    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    until(lambda: open_descriptors() <= before)
 
 
 def processes(mark: str) -> list[psutil.Process]:

@@ -45,6 +45,7 @@ from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
+from tests.harness.descriptors import descriptors
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import until
 
@@ -57,10 +58,6 @@ NEVER = 600.0  # seconds: longer than any test
 def _heard_by_caplog(monkeypatch):
     monkeypatch.setattr(logging.getLogger("horoplug"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("horoplug"), "level", logging.NOTSET)
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
 
 
 def closes_down_to(count):

@@ -17,12 +17,9 @@ from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnec
 from horoplug.rendezvous.errors import PeerLostError, ProtocolError, TamperedMessageError
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.descriptors import descriptors
 
 SECRET = secrets.token_bytes(32)
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
 
 
 class Host:

@@ -18,6 +18,7 @@ from horoplug.rendezvous.connections.on_demand import ConnectionService
 from horoplug.rendezvous.connections.on_demand_connector import OnDemandConnector
 from horoplug.rendezvous.connections.peer_connection import Identity
 from horoplug.rendezvous.connections.sockets import tcp_listener
+from tests.harness.descriptors import descriptors
 from tests.harness.on_demand import NEVER, SECRET, Rank, check_pair, job
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import seed, until
@@ -33,10 +34,6 @@ def is_open(fd):
         os.fstat(fd)
         return True
     return False
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
 
 
 # ---- success ---------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from horoplug.rendezvous.store import server as server_module
 from horoplug.rendezvous.store.client import AbandonedError, StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.rendezvous.store.state import StoreState
+from tests.harness.descriptors import descriptors
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import seed, until
 
@@ -475,9 +476,6 @@ def test_client_that_does_not_read_is_dropped(server, connect, monkeypatch):
 
 
 def test_server_and_clients_close_all_descriptors():
-    def descriptors():
-        return len(os.listdir("/proc/self/fd"))
-
     before, threads = descriptors(), threading.active_count()
     for _ in range(20):
         with StoreServer(SECRET) as server:
