@@ -13,6 +13,7 @@ neither Ray nor what Ray imports. A function is pickled by value and called ther
 which are places for workers; tests may add nodes, and remove them."""
 
 import contextlib
+import json
 import os
 import pickle
 import shutil
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 
 from tests.harness import ROOT
@@ -64,14 +66,18 @@ def variables() -> dict[str, str]:
 class RayDriver:
     """The process that has the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, grows_to: int = 0) -> None:
+        """``grows_to``: if not 0, the main node has one CPU, and Ray's autoscaler adds nodes with one CPU each, up to
+        this number of nodes."""
         self.folder = tempfile.mkdtemp(prefix="r")  # short, since it has Ray's sockets
         (Path(self.folder) / "ray").mkdir()
         here, there = Pipe()
         self._pipe = here
-        code = "import sys; from tests.harness.ray_driver import main; main(int(sys.argv[1]))"
+        code = (
+            "import sys; from tests.harness.ray_driver import main; main(*map(int, sys.argv[1:]))"
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code, str(there.fileno())],
+            [sys.executable, "-c", code, str(there.fileno()), str(grows_to)],
             env=variables() | {"RAY_TMPDIR": self.folder},
             cwd=ROOT,
             pass_fds=[there.fileno()],
@@ -118,6 +124,10 @@ class RayDriver:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(_END_SECONDS)
+        for process in psutil.process_iter():  # nodes that the autoscaler has started
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("RAY_TMPDIR") == self.folder:
+                    process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -152,7 +162,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 # ---- in the process of the driver ------------------------------------------------------------------------------------
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, grows_to: int) -> None:
     """Start a cluster, and call what arrives."""
     import faulthandler
 
@@ -166,6 +176,8 @@ def main(descriptor: int) -> None:
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
     }
+    if grows_to:
+        head |= {"num_cpus": 1} | _autoscaling(grows_to)
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=True, logging_level="warning")
     with Connection(descriptor) as pipe:
@@ -178,6 +190,48 @@ def main(descriptor: int) -> None:
             pipe.send_bytes(cloudpickle.dumps(answer))
     ray.shutdown()
     cluster.shutdown()
+
+
+def _autoscaling(nodes: int) -> dict[str, Any]:
+    """Arguments of a main node whose autoscaler runs. The nodes are processes of Ray's provider for tests."""
+    from ray._common.network_utils import find_free_port
+    from ray.util import get_node_ip_address
+
+    port = find_free_port()
+    os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    resources = {"CPU": 1, "object_store_memory": OBJECT_STORE}
+    commands = "initialization", "setup", "head_setup", "worker_setup"
+    starting = "head_start_ray", "worker_start_ray"
+    config = {
+        **{f"{name}_commands": [] for name in commands + starting},
+        "auth": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "cluster_name": "growing",
+        "max_workers": nodes - 1,
+        "upscaling_speed": 10,
+        "idle_timeout_minutes": 5,
+        "provider": {
+            "type": "fake_multinode",
+            "use_node_id_as_ip": True,
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider",
+            "gcs_address": f"{get_node_ip_address()}:{port}",
+        },
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+            "worker": {
+                "resources": resources,
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": nodes - 1,
+            },
+        },
+    }
+    file = Path(os.environ["RAY_TMPDIR"]) / "autoscaling.json"  # YAML, too
+    file.write_text(json.dumps(config))
+    return {"autoscaling_config": str(file), "gcs_server_port": port}
 
 
 def _requests(pipe: Connection) -> Iterator[Any]:
