@@ -50,7 +50,8 @@ def frame(local_spark, numbers):
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql.types import StructType
 
-    fields = StructType.fromDDL(schema.replace("v vector, ", ""))
+    # Not StructType.fromDDL, which Spark 3.5 does not have.
+    fields = local_spark.createDataFrame([], schema.replace("v vector, ", "")).schema
     fields = StructType([*fields[:3], StructType().add("v", VectorUDT())[0], *fields[3:]])
     rows = local_spark.sparkContext.parallelize([row(n) for n in range(ROWS + 16)], 3)
     empty = local_spark.sparkContext.parallelize([], 1)
