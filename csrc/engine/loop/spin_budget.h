@@ -1,6 +1,6 @@
 // How long a thread looks for more work before it sleeps.
 //
-// Sleeping and waking up cost both sides a few microseconds, or a hundred where a hypervisor has to
+// Sleeping and waking up cost both sides a few microseconds, or hundreds where a hypervisor has to
 // bring back an idle processor. Spinning for as long as that costs is at most twice as expensive as
 // the best decision with foresight (Karlin, Li, Manasse, Owicki: Empirical studies of competitive
 // spinning for a shared-memory multiprocessor, SOSP 1991). Spinning is wasted if the peer needs
@@ -20,6 +20,7 @@ class SpinBudget {
   static constexpr double kMost = 200e-6;  // seconds
   static constexpr double kLeast = 5e-6;
   static constexpr double kTry = 20e-6;
+  static constexpr double kLongestTry = 500e-6;
   static constexpr int kRests = 16;  // waits without spinning between two tries
 
   // There is nothing to do at `time`. Whether to look again at once instead of sleeping.
@@ -33,7 +34,7 @@ class SpinBudget {
   void found(double time) {
     if (!std::exchange(waiting_, false)) return;
     if (slept_) {
-      sleeps_ += (std::min(time - until_, 2 * kMost) - sleeps_) / 4;
+      sleeps_ += (std::min(time - until_, 2 * kLongestTry) - sleeps_) / 4;
     } else {
       budget_ = std::min(2 * (until_ - since_), kMost);
     }
@@ -60,12 +61,12 @@ class SpinBudget {
     rests_ = 0;
     // A little longer than the sleeps that it is to replace.
     const double wanted = 1.5 * sleeps_;
-    return wanted > kMost ? kTry : std::max(wanted, kTry);
+    return wanted > kLongestTry ? kTry : std::max(wanted, kTry);
   }
   static double less(double budget) { return budget / 2 < kLeast ? 0 : budget / 2; }
 
   double budget_ = kMost;
-  double sleeps_ = kTry;  // a moving average of the length of sleeps, limited to 2 * kMost
+  double sleeps_ = kTry;  // a moving average of the length of sleeps, limited to 2 * kLongestTry
   int rests_ = 0;
   // The present wait.
   bool waiting_ = false;
