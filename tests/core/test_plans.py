@@ -43,11 +43,10 @@ def train(steps, every=0):
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
 def test_training_needs_no_control_messages(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
-        results = job.run(train, 60)
+        results = job.run(train, 40)
         for parameters, messages, counts in results:
             assert parameters == results[0][0]
-            # A plan is there after about 10 steps, and later on a machine that delays a rank's answer.
-            assert len(set(messages[-30:])) == 1
+            assert len(set(messages[10:])) == 1
             assert counts["planned_batches"] >= 2 * 25
             assert counts["broken_plans"] == 0
 

@@ -15,6 +15,7 @@
 #include "controller/messages/messages.h"
 #include "harness/cluster.h"
 #include "harness/elements.h"
+#include "harness/forwarding_stream.h"
 #include "harness/raw_peer.h"
 #include "harness/signatures.h"
 #include "harness/stop.h"
@@ -546,23 +547,15 @@ TEST_CASE("operations fail with the rank of a peer that has died") {
 TEST_CASE("peers are notified of a failure before this rank's own operations end") {
   // Otherwise a program that exits after its operation has failed could end before it notifies
   // them.
-  class Watched final : public Stream {
+  class Watched final : public ForwardingStream {
    public:
-    explicit Watched(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+    using ForwardingStream::ForwardingStream;
     std::size_t write(const iovec* parts, int count) override {
-      const std::size_t taken = stream_->write(parts, count);
+      const std::size_t taken = ForwardingStream::write(parts, count);
       if (on_write) on_write(parts, count);
       return taken;
     }
-    std::ptrdiff_t read(void* data, std::size_t bytes) override {
-      return stream_->read(data, bytes);
-    }
-    void close_write() override { stream_->close_write(); }
-    int fd() const override { return stream_->fd(); }
     std::function<void(const iovec*, int)> on_write;
-
-   private:
-    std::unique_ptr<Stream> stream_;
   };
 
   const EngineOptions options = test_options();
@@ -631,50 +624,28 @@ TEST_CASE("the handshake fails after data_timeout if a peer does not answer") {
 }
 
 TEST_CASE("the handshake succeeds if a peer shuts down before it is finished") {
-  const EngineOptions options = test_options();
-  auto configs = make_configs(Transport::kTcp, 3, options);
-  RawPeer first(std::move(configs[0].members[1].stream));
-  RawPeer last(std::move(configs[2].members[1].stream));
-  Engine engine(std::move(configs[1]));
-  DecisionItem end;
-  end.kind = DecisionItem::Kind::kClose;
-  first.send(encode(hello_of(0, 3, options)));
-  first.send(encode(0, Decisions{0, {end}}));
-  first.send(encode_bye());
-  // The engine answers a goodbye by closing its side, so the goodbye is read before the
-  // introduction of the last rank arrives.
-  first.wait_for_end();
-  first.hang_up();
-  last.send(encode(hello_of(2, 3, options)));
-  CHECK(failure_of([&] { engine.wait_until_ready(); }).ok());
-  const Status status = failure_of([&] { allreduce_ones(engine, "x"); });
+  ThirdOfJob job(1);
+  job.shut_down(0);
+  job.introduce(2);
+  CHECK(failure_of([&] { job.engine->wait_until_ready(); }).ok());
+  const Status status = failure_of([&] { allreduce_ones(*job.engine, "x"); });
   CHECK(status.code == HP_SHUT_DOWN);
   CHECK(mentions(status, {"rank 0 has shut down"}));
-  last.send(encode_bye());
-  last.hang_up();
+  job.at(2).send(encode_bye());
+  job.at(2).hang_up();
 }
 
 TEST_CASE("the handshake fails with the rank that has died, though another one has shut down") {
   // Both happen after the handshake, before the thread that waits for the handshake wakes up.
-  const EngineOptions options = test_options();
-  auto configs = make_configs(Transport::kTcp, 3, options);
-  RawPeer first(std::move(configs[0].members[1].stream));
-  RawPeer last(std::move(configs[2].members[1].stream));
-  Engine engine(std::move(configs[1]));
-  DecisionItem end;
-  end.kind = DecisionItem::Kind::kClose;
-  first.send(encode(hello_of(0, 3, options)));
-  first.send(encode(0, Decisions{0, {end}}));
-  first.send(encode_bye());
-  first.wait_for_end();
-  first.hang_up();
-  last.send(encode(hello_of(2, 3, options)));
+  ThirdOfJob job(1);
+  job.shut_down(0);
+  job.introduce(2);
   REQUIRE(comes_to(
-      [&] { return failure_of([&] { allreduce_ones(engine, "x"); }).code == HP_SHUT_DOWN; }));
-  last.hang_up();
-  REQUIRE(comes_to([&] { return engine.stats().failed == 1; }));
-  engine.shutdown();  // returns when the engine has stopped
-  const Status status = failure_of([&] { engine.wait_until_ready(); });
+      [&] { return failure_of([&] { allreduce_ones(*job.engine, "x"); }).code == HP_SHUT_DOWN; }));
+  job.at(2).hang_up();
+  REQUIRE(comes_to([&] { return job.engine->stats().failed == 1; }));
+  job.engine->shutdown();  // returns when the engine has stopped
+  const Status status = failure_of([&] { job.engine->wait_until_ready(); });
   CHECK(status.code == HP_ABORTED);
   CHECK(mentions(status, {"rank 2 has died or lost its connection"}));
 }

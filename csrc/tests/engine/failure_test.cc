@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "harness/cluster.h"
+#include "harness/forwarding_stream.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -23,9 +24,10 @@ struct Jam {
   std::atomic<int> reads_after_end = 0;
 };
 
-class Jamming final : public Stream {
+class Jamming final : public ForwardingStream {
  public:
-  Jamming(std::unique_ptr<Stream> stream, Jam& jam) : stream_(std::move(stream)), jam_(jam) {}
+  Jamming(std::unique_ptr<Stream> stream, Jam& jam)
+      : ForwardingStream(std::move(stream)), jam_(jam) {}
 
   std::size_t write(const iovec* parts, int count) override {
     bool reads_tensor = false;
@@ -38,20 +40,17 @@ class Jamming final : public Stream {
       if (reads_tensor) ++jam_.reads_after_end;
     }
     if (jam_.jammed) return 0;
-    if (!reads_tensor) return stream_->write(parts, count);
+    if (!reads_tensor) return ForwardingStream::write(parts, count);
     // Only the header is sent.
-    const std::size_t taken = stream_->write(parts, 1);
+    const std::size_t taken = ForwardingStream::write(parts, 1);
     jam_.jammed = true;
     return taken;
   }
   std::ptrdiff_t read(void* data, std::size_t bytes) override {
-    return jam_.jammed ? 0 : stream_->read(data, bytes);
+    return jam_.jammed ? 0 : ForwardingStream::read(data, bytes);
   }
-  void close_write() override { stream_->close_write(); }
-  int fd() const override { return stream_->fd(); }
 
  private:
-  std::unique_ptr<Stream> stream_;
   Jam& jam_;
 };
 

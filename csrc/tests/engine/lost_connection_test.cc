@@ -11,6 +11,7 @@
 
 #include "base/time.h"
 #include "engine/peers.h"
+#include "harness/forwarding_stream.h"
 #include "harness/raw_peer.h"
 
 using namespace horoplug;
@@ -49,24 +50,21 @@ struct TwoLanes {
 };
 
 // A stream that ends when the test says so.
-class Cut final : public Stream {
+class Cut final : public ForwardingStream {
  public:
   struct State {
     std::atomic<bool> cut = false;
     std::atomic<bool> ended = false;  // the end has been read
   };
-  Cut(std::unique_ptr<Stream> stream, State& state) : stream_(std::move(stream)), state_(state) {}
-  std::size_t write(const iovec* parts, int count) override { return stream_->write(parts, count); }
+  Cut(std::unique_ptr<Stream> stream, State& state)
+      : ForwardingStream(std::move(stream)), state_(state) {}
   std::ptrdiff_t read(void* data, std::size_t bytes) override {
-    if (!state_.cut) return stream_->read(data, bytes);
+    if (!state_.cut) return ForwardingStream::read(data, bytes);
     state_.ended = true;
     return kEnd;
   }
-  void close_write() override { stream_->close_write(); }
-  int fd() const override { return stream_->fd(); }
 
  private:
-  std::unique_ptr<Stream> stream_;
   State& state_;
 };
 
@@ -140,18 +138,14 @@ TEST_CASE("a running operation fails with the reason of a peer whose other conne
 
 TEST_CASE("a rank that has failed keeps its connections until the peers have closed theirs") {
   // A connection that is closed with unread data is reset, and the peer would lose the reason.
-  const EngineOptions options = test_options();
-  auto configs = make_configs(Transport::kTcp, 3, options);
-  RawPeer victim(std::move(configs[2].members[0].stream));
-  RawPeer silent(std::move(configs[1].members[0].stream));
-  Engine engine(std::move(configs[0]));
-  victim.send(encode(hello_of(2, 3, options)));
-  silent.send(encode(hello_of(1, 3, options)));
-  engine.wait_until_ready();
+  ThirdOfJob job(0);
+  job.introduce(1);
+  job.introduce(2);
+  job.engine->wait_until_ready();
   const double began = steady_now();
-  victim.hang_up();
-  engine.shutdown();
-  CHECK(steady_now() - began >= 0.5);  // unresponsive peers are not waited for
+  job.at(2).hang_up();
+  job.engine->shutdown();
+  CHECK(steady_now() - began >= 0.5);  // for so long, rank 1 could read the reason
 }
 
 TEST_CASE("what arrives after the end is read and dropped") {

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -73,6 +74,34 @@ struct HalfJob {
     engine->wait_until_ready();
   }
   std::unique_ptr<RawPeer> peer;
+  std::unique_ptr<Engine> engine;
+};
+
+// A job of three ranks: an engine is one of them, the test is the other two.
+struct ThirdOfJob {
+  explicit ThirdOfJob(int rank) {
+    auto configs = make_configs(Transport::kTcp, 3, test_options());
+    const auto self = static_cast<std::size_t>(rank);
+    for (std::size_t peer = 0; peer < peers.size(); ++peer) {
+      if (peer == self) continue;
+      peers[peer] = std::make_unique<RawPeer>(std::move(configs[peer].members[self].stream));
+    }
+    engine = std::make_unique<Engine>(std::move(configs[self]));
+  }
+  void introduce(int peer) { at(peer).send(encode(hello_of(peer, 3, test_options()))); }
+  // A peer introduces itself and shuts down.
+  void shut_down(int peer) {
+    DecisionItem end;
+    end.kind = DecisionItem::Kind::kClose;
+    introduce(peer);
+    at(peer).send(encode(0, Decisions{0, {end}}));
+    at(peer).send(encode_bye());
+    // The engine answers a goodbye by closing its side: it has read the goodbye when this returns.
+    at(peer).wait_for_end();
+    at(peer).hang_up();
+  }
+  RawPeer& at(int peer) { return *peers[static_cast<std::size_t>(peer)]; }
+  std::array<std::unique_ptr<RawPeer>, 3> peers;
   std::unique_ptr<Engine> engine;
 };
 
