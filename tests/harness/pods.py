@@ -5,20 +5,25 @@
         status, output = pod.wait()
 
 A pod gets what Kubernetes gives it: its user, its variables, its volumes, its host name, and the names of all pods.
-These names lead to other addresses when a pod comes back. operators.py has the part of the operators."""
+These names lead to other addresses when a pod comes back. The part of the operators is in operators.py, ray_pods.py and
+spark_pods.py."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import secrets
 import shlex
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +37,16 @@ NAMESPACE = "research"  # of Kubernetes
 # Kubernetes sets them in every container.
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 SECRETS = {"horoplug": {"key": secrets.token_hex()}}  # docs/launch-kubernetes.md creates it
+_CLONE_NEWNET = 0x40000000
 _HOSTS_BYTES = 4096  # the length of /etc/hosts: one page of memory
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+def quantity(text: str) -> int:
+    """An amount of memory, as Kubernetes writes it, in bytes."""
+    found = re.fullmatch(r"(\d+)(\w*)", text)
+    assert found, text
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def why_not() -> str:
@@ -95,6 +109,32 @@ class Pod:
         self._reader.join(10)
         return code, self.text
 
+    def execute(
+        self, command: list[str], variables: Mapping[str, str], user: int, timeout: float = 90
+    ) -> tuple[int, str]:
+        """Run a further command in the running pod, as a user and with exactly these variables. Returns the exit code
+        and what the command has printed."""
+        (first,) = psutil.Process(self._process.pid).children()
+        spaces = ["--mount", "--uts", "--pid", "--net", "--root", "--wd"]
+        owner = [f"--setuid={user}", f"--setgid={user}"]
+        given = [f"{name}={text}" for name, text in variables.items()]
+        entering = ["nsenter", f"--target={first.pid}", *spaces, *owner, "env", "-i", *given]
+        with tempfile.TemporaryFile("w+") as printed:
+            try:
+                code = subprocess.run(
+                    [*entering, *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=subprocess.STDOUT,
+                    timeout=timeout,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            printed.seek(0)
+            text = printed.read()
+        assert code is not None, f"{self.name}: {command} not done after {timeout:g} s:\n{text}"
+        return code, text
+
     def kill(self) -> None:
         """End all processes of the pod by SIGKILL, and take its network away. Idempotent."""
         # The child of unshare is process 1 of the pod's namespace, which ends with it.
@@ -107,10 +147,19 @@ class Pod:
 
 
 class Pods:
-    """The pods of one namespace, in one network. ``files``: further files of the image, by their paths."""
+    """The pods of one namespace, in one network. ``files``: further files of the image, by their paths; ``home``: the
+    home folder of the image's user; ``config_maps``: the data of the namespace's ConfigMaps, by their names."""
 
-    def __init__(self, image: images.Image, files: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        image: images.Image,
+        files: Mapping[str, str] = {},
+        home: str = "/home/horoplug",
+        config_maps: Mapping[str, Mapping[str, str]] = {},
+    ) -> None:
         self.image = image
+        self.home = home
+        self.config_maps = dict(config_maps)
         self.prefix = f"hpk{secrets.token_hex(4)}"
         self.folder = Path(tempfile.mkdtemp(prefix="hppods"))
         self.folder.chmod(0o755)
@@ -169,8 +218,14 @@ class Pods:
             self.folder / str(self._started),
         )
         pod.folder.mkdir()
-        given = {entry["name"]: entry["value"] for entry in container.get("env", ())}
-        variables = images.ENVIRONMENT | {"HOME": "/home/horoplug", "HOSTNAME": name}
+        fields = {"status.podIP": pod.address, "metadata.name": name}
+        given = {
+            entry["name"]: entry["value"]
+            if "valueFrom" not in entry
+            else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+            for entry in container.get("env", ())
+        }
+        variables = images.ENVIRONMENT | {"HOME": self.home, "HOSTNAME": name}
         variables |= KUBERNETES | given | env
         self._link(pod)
         if subdomain:
@@ -200,20 +255,40 @@ class Pods:
             f"hostname {pod.name}",
             f"mount -t tmpfs -o size=64m tmpfs {root}/dev/shm",  # the size that container runtimes give
             f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp",
-            f"mount -t tmpfs -o {home} tmpfs {root}/home/horoplug",
+            f"mount -t tmpfs -o {home} tmpfs {root}{self.home}",
             f"mount --bind {self._hosts} {root}/etc/hosts",
         ]
         volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
         found = self._files | dict(more)
         for mount in container.get("volumeMounts", ()):
-            volume = volumes[mount["name"]]["secret"]
+            volume = volumes[mount["name"]]
+            if "emptyDir" in volume:
+                size = quantity(volume["emptyDir"].get("sizeLimit", "0"))  # 0: no limit
+                there = shlex.quote(f"{root}{mount['mountPath']}")
+                lines += [
+                    f"mkdir -p {there}",
+                    f"mount -t tmpfs -o size={size},mode=1777 tmpfs {there}",
+                ]
+                continue
             folder = pod.folder / mount["name"]
             folder.mkdir()
-            for key, text in SECRETS[volume["secretName"]].items():
+            if "configMap" in volume:
+                data, mode = self.config_maps[volume["configMap"]["name"]], 0o644
+            else:
+                secret = volume["secret"]
+                data, mode = SECRETS[secret["secretName"]], secret["defaultMode"]
+            for key, text in data.items():
                 (folder / key).write_text(text)
-                (folder / key).chmod(volume["defaultMode"])
+                (folder / key).chmod(mode)
                 os.chown(folder / key, 0, owner["fsGroup"])
             found[mount["mountPath"]] = folder
+        limits = container.get("resources", {}).get("limits", {})
+        if "memory" in limits:
+            found["/sys/fs/cgroup"] = folder = pod.folder / "cgroup"
+            folder.mkdir()
+            (folder / "memory.max").write_text(f"{quantity(limits['memory'])}\n")
+            (folder / "memory.current").write_text("0\n")
+            (folder / "memory.stat").write_text("anon 0\ninactive_file 0\nactive_file 0\n")
         for path, source in found.items():
             there = shlex.quote(f"{root}{path}")
             make = "mkdir -p" if source.is_dir() else "touch"
@@ -239,6 +314,16 @@ class Pods:
         os.pwrite(file, text.ljust(_HOSTS_BYTES, b"\n"), 0)
         os.close(file)
 
+    def listen(self, port: int, names: tuple[str, ...]) -> socket.socket:
+        """A listening socket of this process in the pods' network, where these names lead to it."""
+        address = "10.244.0.254"
+        ip("-n", self._bridge, "addr", "add", f"{address}/24", "dev", "br0")
+        self._known |= dict.fromkeys(names, address)
+        self._publish()
+        # A socket belongs to the network namespace of the thread that has created it.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_listen_in, self._bridge, address, port).result()
+
     def evict(self, pod: Pod) -> None:
         """Evict a pod: its processes are killed, and its names lead nowhere until another one is started."""
         pod.kill()
@@ -246,17 +331,24 @@ class Pods:
         self._publish()
         del self.pods[pod.name]
 
-    def listening(self, pod: Pod, port: int) -> None:
+    def listening(self, pod: Pod, port: int, timeout: float = 20) -> None:
         """Wait until a pod's readiness probe succeeds: a process listens on this port."""
         hexadecimal = f":{port:04X} "
 
         def ready() -> bool:
             assert pod.is_running, pod.text
             found = subprocess.run(
-                ["ip", "netns", "exec", pod.space, "cat", "/proc/net/tcp"],
+                ["ip", "netns", "exec", pod.space, "cat", "/proc/net/tcp", "/proc/net/tcp6"],
                 capture_output=True,
                 text=True,
             )
             return any(hexadecimal in line and " 0A " in line for line in found.stdout.splitlines())
 
-        until(ready)
+        until(ready, timeout)
+
+
+def _listen_in(space: str, address: str, port: int) -> socket.socket:
+    with Path("/run/netns", space).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    return socket.create_server((address, port))

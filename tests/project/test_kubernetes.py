@@ -1,6 +1,6 @@
 """The manifests in examples/kubernetes: their fields exist, and their names and numbers agree.
 
-tests/launcher/test_kubernetes_pods.py runs the jobs."""
+The test_kubernetes_pods.py of tests/launcher, tests/ray and tests/spark run the jobs."""
 
 import ast
 import re
