@@ -109,6 +109,9 @@ class PeerLostError(RendezvousError, HorovodInternalError):
         super().__init__(message)
         self.rank = rank
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.rank, str(self))
+
 
 @_public("horoplug.rendezvous.errors")
 class StoreTimeoutError(RendezvousError, TimeoutError):
@@ -118,6 +121,9 @@ class StoreTimeoutError(RendezvousError, TimeoutError):
         super().__init__(message)
         self.missing = tuple(missing)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.missing, str(self))
+
 
 @_public("horoplug.rendezvous.errors")
 class MissingRanksError(RendezvousError, TimeoutError):
@@ -126,3 +132,6 @@ class MissingRanksError(RendezvousError, TimeoutError):
     def __init__(self, ranks: Sequence[int], message: str) -> None:
         super().__init__(message)
         self.ranks = tuple(ranks)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.ranks, str(self))

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from horoplug.base.errors import MissingRanksError
 from horoplug.base.log import logger
 from horoplug.torch.c10d import backend
 from horoplug.torch.c10d.process_group import ProcessGroup
@@ -37,8 +38,12 @@ class StandIn(ProcessGroup):
         )
 
     def _connect(self, limit: timedelta) -> None:
-        super()._connect(limit)
-        # Programs such as torchft look for this text of Gloo.
+        # Programs such as torchft look for these texts of Gloo.
+        try:
+            super()._connect(limit)
+        except MissingRanksError as error:
+            error.args = (f"{error} (Socket Timeout)", *error.args[1:])
+            raise
         self._operations.phrase_for_lost_rank = " (Connection closed by peer)"
 
     def _similar(self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> StandIn:
