@@ -58,7 +58,7 @@ build/.system-test: scripts/system-packages build/.system-demo
 # Each process of Python runs the line in the .pth file. The tests' conftest.py sets its variable, and says why.
 .venv/.created: | build/.system-demo
 	$(PYTHON) -m venv .venv
-	@cp tests/harness/test_gc_threshold.pth .venv/lib/python3.*/site-packages/
+	@cp tests/harness/test_garbage.pth .venv/lib/python3.*/site-packages/
 	@touch $@
 
 # One pip at a time in one environment, also under make -j. What everything else needs comes first.
@@ -239,7 +239,7 @@ test-matrix: build environments .venv-oldest/.installed build/mpi/abi/.installed
 	@$(ACTIVATE) python -m pytest -m matrix $(PYTEST_ARGS)
 
 # Files that make test does not collect, because of their names. The tests of mpirun also need make mpi.
-test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed
+test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed $(TORCHFT)/.installed
 	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(INTEGRATIONS)" python -m pytest -o python_files='*.py' tests/integrations $(PYTEST_ARGS)
 
 # A file that make test does not collect, because of its name: debootstrap takes a minute.

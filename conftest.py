@@ -14,10 +14,14 @@ import pytest
 # Helpers whose assertions are rewritten like those of tests.
 pytest.register_assert_rewrite("tests.harness")
 
-# Importing PyTorch or TensorFlow spends a tenth of its time in collections of garbage that find none. The variable has
-# the same effect in all Python processes that tests start: see the Makefile.
+# Importing PyTorch or TensorFlow spends a tenth of its time in collections of garbage that find none. At the end of
+# such a process, another third of that time goes into a collection that visits all objects of the framework, to free
+# memory that the kernel frees anyway. The variable has the same effect on imports in all Python processes that tests
+# start, and leaves out the collection at the end of those with a framework: see tests/harness/test_garbage.pth.
 GC_THRESHOLD = 100_000  # objects; Python's default is 700
 os.environ["TEST_GC_THRESHOLD"] = str(GC_THRESHOLD)
+# NumPy's BLAS starts a thread for each core, which spins for a while. No test multiplies large matrices in NumPy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(GC_THRESHOLD)
 
 # Inherited by every descendant of a test.
