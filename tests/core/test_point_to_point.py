@@ -209,6 +209,7 @@ def stop_between_transfers(victim):
         os.kill(os.getpid(), signal.SIGSTOP)
     for handle in [*sends, *receives[1:]]:
         hvd.synchronize(handle)
+    hvd.barrier()  # on a rank that the victim has sent everything before it stopped
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aaa"])
@@ -223,10 +224,10 @@ def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
             outcomes = [worker.receive() for worker in others]
         finally:
             stopped.process.send_signal(signal.SIGCONT)
+        stopped.receive()
         internal(outcomes, f"rank {victim}")
         first = next(o.message for o in outcomes if "no progress" in o.message)
         assert f"waiting for rank {victim}, which does not answer" in first
-        stopped.receive()
 
 
 def send_small_and_large():

@@ -122,11 +122,13 @@ TIMES = (
 
 def test_slow_process_of_a_job_is_reported():
     code, out, err = launched(
-        *("-np", 3, "--min-np", 2, sys.executable, "-c", TRAIN), HOROPLUG_SLOW_SECONDS="0.5"
+        *("-np", 3, "--min-np", 2, sys.executable, "-c", TRAIN), HOROPLUG_SLOW_SECONDS="1"
     )
     assert code == 0, err
     assert out.count("done 3 80") == 3
-    (line,) = launcher_lines(err)
+    lines = launcher_lines(err)
+    assert len(lines) == 1, lines
+    (line,) = lines
     assert re.fullmatch(rf"process 1 \(rank 1\) on localhost is slow: {TIMES}", line)
 
 

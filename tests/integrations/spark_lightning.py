@@ -174,6 +174,46 @@ def test_plain_module_with_loss_optimizer_and_metrics(frame, store, capfd):
     assert (output.argmax(1) == kind).all()
 
 
+def test_rows_with_weight_0_are_not_learned(frame, store):
+    """Their labels are wrong: the model learns those of the others, for both outputs."""
+    from pyspark.sql import functions as F
+
+    from horoplug.spark.lightning import TorchEstimator
+
+    weighted = frame.withColumn("w", (F.col("id") % 3 != 0).cast("double"))
+    wrong = weighted.withColumn("y", F.when(F.col("w") == 0, 1e3).otherwise(F.col("y")))
+    torch.manual_seed(3)
+    net = TwoOutputs()
+    estimator = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.Adam(net.parameters(), 0.05),
+        loss=torch.nn.MSELoss(),
+        loss_weights=[1.0, 0.5],
+        sample_weight_col="w",
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y", "y"],
+        batch_size=8,
+        epochs=20,
+        num_proc=2,
+        verbose=0,
+    )
+    trained = estimator.fit(wrong).setOutputCols(["a", "b"])
+    *outputs, y = columns(trained.transform(frame), "a", "b", "y")
+    for output in outputs:
+        assert np.mean((output - y) ** 2) < 0.05
+
+
+class TwoOutputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        outputs = self.net(x)
+        return outputs[:, :1], outputs[:, 1:]
+
+
 class Floats(torch.nn.Module):
     """Takes whole numbers."""
 
