@@ -11,9 +11,13 @@
 follows the nodes of the cluster, and :class:`horoplug.ray.train.HoroplugTrainer` is a trainer of Ray Train."""
 
 try:
-    import ray as _ray  # noqa: F401
+    import ray as _ray
 except ImportError as error:
     raise ImportError("horoplug.ray needs Ray: pip install 'horoplug[ray]'") from error
+if tuple(map(int, _ray.__version__.split(".")[:2])) < (2, 43):
+    raise ImportError(
+        f"horoplug.ray needs Ray 2.43 or later, and this is {_ray.__version__}: pip install 'horoplug[ray]'"
+    )
 
 from horoplug.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
 from horoplug.ray.runner import RayExecutor as RayExecutor

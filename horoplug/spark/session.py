@@ -25,9 +25,13 @@ _HEADS: Final = ("HOROVOD_", "HOROPLUG_")
 def active_context() -> Any:
     """The SparkContext of this process. Errors: RuntimeError if there is none; ImportError."""
     try:
-        from pyspark import SparkContext
+        from pyspark import SparkContext, __version__
     except ImportError as error:
         raise ImportError(f"horoplug.spark needs pyspark: {INSTALL}") from error
+    if tuple(map(int, __version__.split(".")[:2])) < (3, 5):
+        raise ImportError(
+            f"horoplug.spark needs pyspark 3.5 or later, and this is {__version__}: {INSTALL}"
+        )
     context = SparkContext._active_spark_context
     if context is None:
         if os.environ.get("SPARK_REMOTE") or "pyspark.sql.connect.session" in sys.modules:

@@ -50,6 +50,16 @@ def test_a_missing_ray_is_one_line(module):
     assert last == "ImportError: horoplug.ray needs Ray: pip install 'horoplug[ray]'"
 
 
+def test_an_old_ray_is_one_line():
+    code = "import ray; ray.__version__ = '2.9.3'; import horoplug.ray"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: horoplug.ray needs Ray 2.43 or later, and this is 2.9.3: pip install 'horoplug[ray]'"
+    )
+
+
 def test_importing_does_not_import_pytorch():
     code = "import sys, horoplug.ray, horoplug.ray.train; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=variables(), check=True, timeout=100)

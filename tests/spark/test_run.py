@@ -352,3 +352,10 @@ def test_without_spark_or_a_session_one_line_says_what_to_do():
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert "there is no Spark session: create one" in done.stderr.splitlines()[-1]
+    old = f"import pyspark; pyspark.__version__ = '3.4.1'; {code}"
+    done = subprocess.run(
+        [sys.executable, "-c", old], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: horoplug.spark needs pyspark 3.5 or later, and this is 3.4.1: pip install"
+    )
