@@ -209,7 +209,7 @@ def stop_between_transfers(victim):
         os.kill(os.getpid(), signal.SIGSTOP)
     for handle in [*sends, *receives[1:]]:
         hvd.synchronize(handle)
-    hvd.barrier()  # on a rank that the victim has sent everything before it stopped
+    hvd.barrier()  # A rank to which the victim had sent everything learns here that the job has failed.
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aaa"])

@@ -2,18 +2,14 @@
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from horoplug.rendezvous.errors import MissingRanksError, PeerLostError, StoreTimeoutError
-from horoplug.torch.c10d.gloo import StandIn
 from tests.harness import ROOT
 from tests.harness.integrations import runs
 from tests.harness.support import environment
@@ -85,22 +81,6 @@ def test_in_place_of_gloo():
     done = run("ProcessGroupGloo", HOROPLUG_AS_GLOO="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" horoplug.torch.c10d.gloo\n")
-
-
-def test_missing_member_in_place_of_gloo():
-    """The error contains the text of Gloo that torchft's own test looks for."""
-    with pytest.raises(RuntimeError, match=r"rank 1 did not connect .* \(Socket Timeout\)"):
-        StandIn(dist.HashStore(), 0, 2, timedelta(seconds=0.01))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [PeerLostError(1, "one"), MissingRanksError([1, 2], "two"), StoreTimeoutError([0], "three")],
-)
-def test_errors_of_the_start_pass_a_pipe(error):
-    """They go from a child to its parent as pickles."""
-    received = pickle.loads(pickle.dumps(error))
-    assert (type(received), str(received), vars(received)) == (type(error), str(error), vars(error))
 
 
 BABY_GROUPS = {

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pickle
 import random
 import secrets
 import select
@@ -14,6 +15,7 @@ import pytest
 
 from horoplug.rendezvous.errors import (
     AuthenticationError,
+    MissingRanksError,
     PeerLostError,
     ProtocolError,
     RankTakenError,
@@ -646,3 +648,12 @@ def test_lost_server_ends_the_waits_of_all_threads():
         assert not thread.is_alive()
     assert ends == ends[:1] * 4
     client.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PeerLostError(1, "one"), MissingRanksError([1, 2], "two"), StoreTimeoutError([0], "three")],
+)
+def test_pickled_errors_keep_their_ranks(error):
+    received = pickle.loads(pickle.dumps(error))
+    assert (type(received), str(received), vars(received)) == (type(error), str(error), vars(error))

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from horoplug.torch.c10d.gloo import StandIn
 from tests.harness.process_groups import begin, end, new_file
 from tests.harness.support import environment
 
@@ -249,3 +250,8 @@ work.wait()
         process.kill()
         process.wait(10)
     assert "KeyboardInterrupt" in errors
+
+
+def test_missing_rank_in_place_of_gloo_has_also_the_text_of_gloo():
+    with pytest.raises(RuntimeError, match=r"rank 1 did not connect .* \(Socket Timeout\)"):
+        StandIn(dist.HashStore(), 0, 2, timedelta(seconds=0.01))
