@@ -22,7 +22,7 @@ LIMIT = timedelta(seconds=100)
 def main(address: str, index: int, killed: str, module: str, kind: str) -> None:
     group = getattr(importlib.import_module(module), kind)(timeout=LIMIT)
 
-    def meet(number: int, size: int) -> None:
+    def configure(number: int, size: int) -> None:
         reconfigure_with_store(group, f"{address}/{number}", index, size, LIMIT)
 
     def total() -> float:
@@ -30,7 +30,7 @@ def main(address: str, index: int, killed: str, module: str, kind: str) -> None:
         group.allreduce([tensor], dist.AllreduceOptions()).wait()
         return tensor.item()
 
-    meet(0, 2)
+    configure(0, 2)
     seen = {"before": [total()]}
     tensor = torch.tensor([2.0**index])
     dist.all_reduce(tensor, group=group)  # without async_op
@@ -47,7 +47,7 @@ def main(address: str, index: int, killed: str, module: str, kind: str) -> None:
         seen["error"] = f"{type(error).__name__}: {error}"
     seen["seconds"] = time.monotonic() - begin
     size = 2 if killed == "child" else 1
-    meet(1, size)
+    configure(1, size)
     seen["after"] = [total() for _ in range(3)]
     group.shutdown()
     print(json.dumps(seen))
