@@ -180,6 +180,8 @@ class EngineConfig:
     connection_requests: int = -1
     """A stream socket to which the engine writes the ranks that it needs connections to
     (``hp_config.connection_requests_fd``); -1: all connections exist."""
+    transfers_outlive_ranks: bool = False
+    """Whether sends and recvs between the other ranks go on when a rank leaves."""
     gpu_files: Sequence[str] = ()
 
     fusion_threshold: int = 0

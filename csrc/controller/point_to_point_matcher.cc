@@ -20,6 +20,7 @@ Signature comparable(DType dtype, const Shape& shape) {
 }  // namespace
 
 void PointToPointMatcher::send(const Posting& posting, Offer::Source source, Bytes data) {
+  if (fail_with_departed(posting)) return;
   Offer offer{++last_send_, posting.tag, posting.dtype, posting.shape, source, std::move(data)};
   const std::size_t bytes = offer.data.size();
   sends_.emplace(offer.send, Sending{posting, source == Offer::Source::kInline, bytes});
@@ -32,6 +33,7 @@ void PointToPointMatcher::send(const Posting& posting, Offer::Source source, Byt
 }
 
 void PointToPointMatcher::receive(const Posting& posting) {
+  if (fail_with_departed(posting)) return;
   const auto found = find_offer(posting);
   if (found == offers_.end()) {
     postings_[{posting.set, posting.peer, posting.tag}].push_back({posting, ++last_posted_});
@@ -212,24 +214,50 @@ void PointToPointMatcher::take_back(int from, std::uint64_t send) {
 }
 
 void PointToPointMatcher::fail(std::uint32_t set, const Status& status) {
+  fail_unmatched([set](const Posting& posting) { return posting.set == set; }, status);
+}
+
+void PointToPointMatcher::fail_recvs_from_any(std::uint32_t set, const Status& status) {
+  fail_unmatched(
+      [set](const Posting& posting) { return posting.set == set && posting.peer == kAnyRank; },
+      status);
+}
+
+void PointToPointMatcher::depart(int peer, const Status& status) {
+  departed_.emplace(peer, status);
+  fail_unmatched([peer](const Posting& posting) { return posting.peer == peer; }, status);
+  std::erase_if(offers_, [peer](const auto& entry) { return std::get<1>(entry.first) == peer; });
+}
+
+// Whether the partner of a new operation has left.
+bool PointToPointMatcher::fail_with_departed(const Posting& posting) {
+  const auto found = departed_.find(posting.peer);
+  if (found == departed_.end()) return false;
+  fail_one(posting.ticket, found->second);
+  return true;
+}
+
+template <typename Matches>
+void PointToPointMatcher::fail_unmatched(const Matches& matches, const Status& status) {
   for (auto entry = sends_.begin(); entry != sends_.end();) {
     const auto& [number, sending] = *entry;
     const Posting& posting = sending.posting;
-    if (posting.set != set) {
+    if (!matches(posting)) {
       ++entry;
       continue;
     }
     fail_one(posting.ticket, status);
     if (posting.peer == rank_) {
       take_back(rank_, number);
-    } else {
-      outgoing_.push_back(
-          {posting.peer, encode(MessageKind::kCancel, set, {number, status.code, status.message})});
+    } else if (!has_departed(posting.peer)) {
+      outgoing_.push_back({posting.peer, encode(MessageKind::kCancel, posting.set,
+                                                {number, status.code, status.message})});
     }
     entry = erase(entry);
   }
   for (auto entry = postings_.begin(); entry != postings_.end();) {
-    if (std::get<0>(entry->first) != set) {
+    // All of them have the same set, peer and tag.
+    if (!matches(entry->second.front().posting)) {
       ++entry;
       continue;
     }

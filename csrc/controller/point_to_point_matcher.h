@@ -64,6 +64,11 @@ class PointToPointMatcher {
 
   // Fails the operations of a process set that have no partner yet.
   void fail(std::uint32_t set, const Status& status);
+  // Fails the recvs of a process set from any rank that have no partner yet.
+  void fail_recvs_from_any(std::uint32_t set, const Status& status);
+  // A peer has left: fails the operations with it that have no partner yet, and all later ones.
+  void depart(int peer, const Status& status);
+  bool has_departed(int peer) const { return departed_.contains(peer); }
   // The process set does not exist any more: drops the offers to it.
   void forget_set(std::uint32_t set);
 
@@ -115,6 +120,9 @@ class PointToPointMatcher {
   using Offers = std::map<Key, std::deque<Arrived>>;
   Offers::iterator find_offer(const Posting& posting);
   void match(int from, Offer offer, const Posting& posting);
+  template <typename Matches>
+  void fail_unmatched(const Matches& matches, const Status& status);
+  bool fail_with_departed(const Posting& posting);
   void fail_one(std::uint64_t ticket, const Status& status);
   void take_back(int from, std::uint64_t send);
 
@@ -132,6 +140,7 @@ class PointToPointMatcher {
   Offers offers_;
   // By sender and its number of the send: recvs that have started.
   std::map<std::pair<int, std::uint64_t>, std::uint64_t> receiving_;
+  std::map<int, Status> departed_;
   std::vector<Event> events_;
   std::vector<Message> outgoing_;
 };

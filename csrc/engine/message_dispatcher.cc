@@ -137,6 +137,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kBye:
       reader.expect_end();
       peers_.receive_bye(from);
+      point_to_point_.depart(from);
       break;
   }
 }

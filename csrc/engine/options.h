@@ -41,6 +41,9 @@ struct EngineOptions {
   int local_rank = 0;          // selects the GPU of a rank that joins before it uses one
   double processor_quota = 0;  // processors' worth of time for the ranks of this host; 0: no limit
   bool encrypted = false;      // nothing that cannot be encrypted may carry data between hosts
+  // Sends and recvs between the other ranks go on when a rank leaves. Needs operation_timeout:
+  // there is no stall inspection without that rank.
+  bool transfers_outlive_ranks = false;
 };
 
 // How one rank is reached. Ranks on the same host share memory: a memfd, or memory of the process

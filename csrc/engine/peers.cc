@@ -45,6 +45,7 @@ void Peers::check_links() {
 
 void Peers::receive_bye(int from) {
   departed_[static_cast<std::size_t>(from)] = true;
+  any_departed_ = true;
   // The peer waits for this side to close as well.
   mesh_.link(from)->close_write();
 }

@@ -20,6 +20,7 @@ class Peers {
   // A peer has said goodbye.
   void receive_bye(int from);
   bool has_departed(int rank) const { return departed_[static_cast<std::size_t>(rank)]; }
+  bool any_departed() const { return any_departed_; }
   // This rank says goodbye to all peers. Links that fail from here on are of no interest.
   void say_bye();
   bool said_bye() const { return said_bye_; }
@@ -29,6 +30,7 @@ class Peers {
   std::uint64_t checked_failures_ = 0;
   std::optional<double> undecided_since_;  // a link has failed, and its peer may still say why
   std::vector<bool> departed_;             // by rank: it has said goodbye, or its link has failed
+  bool any_departed_ = false;
   bool said_bye_ = false;
 };
 

@@ -152,7 +152,11 @@ void PointToPoint::submit(const OperationPtr& operation) {
   const PointToPointMatcher::Posting posting{ticket,          operation->members->set,
                                              signature.root,  operation->tag,
                                              signature.dtype, signature.shapes.front()};
-  if (signature.op == OpKind::kReceive) return matcher_.receive(posting);
+  if (signature.op == OpKind::kReceive) {
+    matcher_.receive(posting);
+    if (posting.peer == PointToPointMatcher::kAnyRank) fail_recvs_without_sender();
+    return;
+  }
   TransferProperties properties = properties_of(*operation);
   properties.unanswered = matcher_.unanswered_bytes(signature.root);
   if (fits_into_offer(properties)) {
@@ -186,6 +190,27 @@ void PointToPoint::refuse(int from, std::uint32_t set, Reader& reader, const Sta
   const Offer offer = decode_offer(reader);
   mesh_.send_control(
       from, encode(MessageKind::kReject, set, Refusal{offer.send, status.code, status.message}));
+}
+
+void PointToPoint::depart(int peer) {
+  matcher_.depart(peer, {HP_SHUT_DOWN, "rank " + std::to_string(peer) +
+                                           " has shut down or its program has ended"});
+  fail_recvs_without_sender();
+}
+
+// A recv from any rank waits for nobody once all other ranks of its set have left.
+void PointToPoint::fail_recvs_without_sender() {
+  const auto has_departed = [this](int rank) {
+    return rank == rank_ || matcher_.has_departed(rank);
+  };
+  for (const auto& [ticket, operation] : waiting_) {
+    const std::vector<int>& ranks = operation->members->ranks;
+    if (operation->signature.root != PointToPointMatcher::kAnyRank || ranks.size() == 1) continue;
+    if (!std::all_of(ranks.begin(), ranks.end(), has_departed)) continue;
+    matcher_.fail_recvs_from_any(
+        operation->members->set,
+        {HP_SHUT_DOWN, "all other ranks have shut down or their programs have ended"});
+  }
 }
 
 OperationPtr PointToPoint::take_waiting(std::uint64_t ticket) {

@@ -41,6 +41,9 @@ class PointToPoint {
 
   // Fails the operations of a process set that have no partner yet.
   void fail(std::uint32_t set, const Status& status) { matcher_.fail(set, status); }
+  // A peer has left in good order: nothing is sent to it or received from it any more. Its
+  // transfers are over, because it has waited for their end.
+  void depart(int peer);
   void forget_set(std::uint32_t set) { matcher_.forget_set(set); }
 
   // Sends messages, starts transfers and advances them; those on GPUs only if `gpu_may_run`.
@@ -104,6 +107,7 @@ class PointToPoint {
     }
   };
   void handle(PointToPointMatcher::Event& event);
+  void fail_recvs_without_sender();
   OperationPtr take_waiting(std::uint64_t ticket);
   TransferProperties properties_of(const Operation& operation) const;
   TransferProperties properties_of(const Operation& operation, int peer) const;

@@ -19,9 +19,11 @@ void Scheduler::accept(const OperationPtr& operation) {
     return;
   }
   set->last_event = parts_.activity.last_event;
-  if (set->negotiator.closed()) return parts_.completion.end(operation, set->negotiator.end());
+  const bool transfers = is_point_to_point(operation->signature.op);
+  const Status end = transfers ? set->end_of_transfers : set->negotiator.end();
+  if (!end.ok()) return parts_.completion.end(operation, end);
   parts_.tracing.submitted(*operation);
-  if (is_point_to_point(operation->signature.op)) return parts_.point_to_point.submit(operation);
+  if (transfers) return parts_.point_to_point.submit(operation);
   set->pending.emplace(operation->name, operation);
   if (operation->signature.op == OpKind::kJoin) {
     set->negotiator.join();
@@ -100,12 +102,25 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
     case DecisionItem::Kind::kRememberPlan:
       break;  // only the negotiator is concerned
     case DecisionItem::Kind::kClose:
-      parts_.submissions.close_set(set.members->set, decision.status);
-      parts_.completion.end(set.take_pending(), decision.status);
-      parts_.point_to_point.fail(set.members->set, decision.status);
-      if (set.members->set == 0) close_other_sets(decision.rank);
+      close(set, decision);
       break;
   }
+}
+
+// The set was removed, or a rank has left.
+void Scheduler::close(ProcessSet& set, const Negotiator::Decision& decision) {
+  const std::uint32_t number = set.members->set;
+  parts_.completion.end(set.take_pending(), decision.status);
+  const bool transfers_go_on =
+      parts_.transfers_outlive_ranks && decision.rank != kSetRemoved && !set.asked_to_leave;
+  if (!transfers_go_on) {
+    set.end_of_transfers = decision.status;
+    parts_.submissions.close_set(number, decision.status);
+    parts_.point_to_point.fail(number, decision.status);
+  } else if (number == 0) {
+    parts_.submissions.end_collectives(decision.status);
+  }
+  if (number == 0) close_other_sets(decision.rank);
 }
 
 // Nothing can be submitted any more, in any set, once this rank knows that a rank has left the job.

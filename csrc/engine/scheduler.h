@@ -36,6 +36,7 @@ class Scheduler {
     TuningLog& tuning_log;
     Counters& counters;
     Activity& activity;
+    bool transfers_outlive_ranks;  // see EngineOptions
   };
   // `on_new_set` is called when a process set has been created.
   Scheduler(Parts parts, std::function<void(std::uint32_t set)> on_new_set)
@@ -58,6 +59,7 @@ class Scheduler {
 
  private:
   void apply(ProcessSet& set, Negotiator::Decision& decision);
+  void close(ProcessSet& set, const Negotiator::Decision& decision);
   void close_other_sets(int leaver);
   std::vector<OperationPtr> take_operations(ProcessSet& set, const Negotiator::Decision& decision);
   void enqueue(ProcessSet& set, Negotiator::Decision& decision,

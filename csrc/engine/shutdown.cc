@@ -67,7 +67,10 @@ void Shutdown::end_all_operations() {
 bool Shutdown::advance(double now) {
   // Also a set that was created after this rank had said that it leaves.
   for (const auto& [id, set] : parts_.registry.sets()) {
-    if (!std::exchange(set->asked_to_leave, true)) set->negotiator.leave();
+    if (std::exchange(set->asked_to_leave, true)) continue;
+    set->negotiator.leave();
+    // Closed by the leaving of another rank, after which this one went on with sends and recvs.
+    if (set->negotiator.closed()) parts_.point_to_point.fail(id, parts_.submissions.end());
   }
   if (parts_.lifecycle.state() == Lifecycle::State::kRunning) {
     parts_.lifecycle.enter(Lifecycle::State::kLeaving);

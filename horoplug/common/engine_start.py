@@ -14,12 +14,17 @@ from horoplug.rendezvous.connections.connected import PeerConnections
 
 
 def start_engine(
-    config: Config, connections: PeerConnections, process_sets: Sequence[Sequence[int]]
+    config: Config,
+    connections: PeerConnections,
+    process_sets: Sequence[Sequence[int]],
+    *,
+    transfers_outlive_ranks: bool = False,
 ) -> Engine:
     """Start the engine of this rank. Collective: returns when all ranks have started.
 
     The engine owns the descriptors of ``connections`` from then on, also if it fails to start. ``process_sets``: the
-    ranks of the sets that will be added, to be compared with those of the other ranks. Raises the core's Error."""
+    ranks of the sets that will be added, to be compared with those of the other ranks. ``transfers_outlive_ranks``:
+    sends and recvs between the other ranks go on when a rank leaves. Raises the core's Error."""
     cpus, local_rank = config.thread_affinity, connections.local_rank
     processors = engine_processors(connections.processors, connections.local_size)
     tuning = zip(
@@ -43,6 +48,7 @@ def start_engine(
         cache_capacity=config.cache_capacity,
         separate_groups=config.disable_group_fusion,
         process_sets=", ".join(map(str, process_sets)),
+        transfers_outlive_ranks=transfers_outlive_ranks,
         plan_after=config.plan_after_steps,
         bucket_bytes=config.plan_bucket_size,
         algorithm=config.algorithm,

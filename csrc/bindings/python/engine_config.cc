@@ -33,6 +33,7 @@ void visit_attributes(Visit&& visit) {
   visit("libcrypto", &EngineConfig::libcrypto);
   visit("keys", &EngineConfig::keys);
   visit("connection_requests", &EngineConfig::connection_requests);
+  visit("transfers_outlive_ranks", &EngineConfig::transfers_outlive_ranks);
   visit("gpu_files", &EngineConfig::gpu_files);
   visit("fusion_threshold", &EngineConfig::fusion_threshold);
   visit("cache_capacity", &EngineConfig::cache_capacity);
@@ -123,6 +124,7 @@ CoreConfig::CoreConfig(const EngineConfig& config) {
   config_.peers = peers_.data();
   config_.connects_on_demand = config.connection_requests >= 0 ? 1 : 0;
   config_.connection_requests_fd = config.connection_requests;
+  config_.transfers_outlive_ranks = config.transfers_outlive_ranks ? 1 : 0;
   config_.link_latency = config.link_latency;
   config_.link_bandwidth = config.link_bandwidth;
   config_.gpu_files = gpu_files_.data();

@@ -35,6 +35,7 @@ struct EngineConfig {
   std::optional<pybind11::dict> libcrypto;
   std::map<int, pybind11::bytes> keys;
   int connection_requests = -1;
+  bool transfers_outlive_ranks = false;
   std::vector<std::string> gpu_files;
 
   std::int64_t fusion_threshold = 0;

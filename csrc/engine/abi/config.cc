@@ -142,6 +142,8 @@ EngineOptions make_options(const hp_config& given) {
   options.local_rank = given.local_rank;
   options.processor_quota = given.processor_quota;
   options.encrypted = given.libcrypto != nullptr;
+  options.transfers_outlive_ranks =
+      given.transfers_outlive_ranks != 0 && given.connects_on_demand == 0;
   if (given.algorithm != nullptr) options.algorithm = given.algorithm;
   if (given.gpu_algorithm != nullptr) options.gpu_algorithm = given.gpu_algorithm;
   return options;

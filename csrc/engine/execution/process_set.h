@@ -42,6 +42,7 @@ struct ProcessSet {
   double last_event = 0;        // an operation was submitted, decided or done
   double plan_patience = 0.1;   // how long a plan may hold up operations that nobody waits for
   bool asked_to_leave = false;  // the negotiator knows that this rank leaves
+  Status end_of_transfers;      // not HP_OK: sends and recvs are not accepted any more
   std::size_t memory_at = 0;    // the offset of this rank's part of the shared memory
   OperationPtr removal;  // the operation that removes the set, until nothing of it runs any more
 };

@@ -70,7 +70,8 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   };
   const OpKind kind = operation->signature.op;
   const std::uint32_t number = operation->members->set;
-  if (!end_.ok()) refuse(end_.code, end_.message);
+  const Status& end = end_.ok() && !is_point_to_point(kind) ? end_of_collectives_ : end_;
+  if (!end.ok()) refuse(end.code, end.message);
   const auto found = sets_.find(number);
   if (found == sets_.end()) refuse(HP_INVALID_ARGUMENT, "the process set was removed");
   SetState& set = found->second;
@@ -142,6 +143,11 @@ void SubmissionQueue::close_set(std::uint32_t set, const Status& why) {
   }
   const auto found = sets_.find(set);
   if (found != sets_.end()) found->second.end = why;
+}
+
+void SubmissionQueue::end_collectives(const Status& why) {
+  std::lock_guard lock(mutex_);
+  if (end_of_collectives_.ok()) end_of_collectives_ = why;
 }
 
 void SubmissionQueue::forget_set(std::uint32_t set) {

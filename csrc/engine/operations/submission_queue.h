@@ -72,6 +72,8 @@ class SubmissionQueue {
   void open_set(std::uint32_t set);
   // Nothing is admitted on this set any more. On the global set (0): on no set.
   void close_set(std::uint32_t set, const Status& why);
+  // A rank has left: from here on only sends and recvs are admitted, on all sets.
+  void end_collectives(const Status& why);
   // The process set exists no more.
   void forget_set(std::uint32_t set);
   // The job has failed. A failure replaces a shutdown of this rank that is under way.
@@ -101,6 +103,7 @@ class SubmissionQueue {
   mutable std::mutex mutex_;
   std::map<std::uint32_t, SetState> sets_;
   Status end_;
+  Status end_of_collectives_;
   std::vector<OperationPtr> queue_;
   std::unordered_set<std::string> in_flight_;  // Operation::key()
   double active_since_ = 0;                    // when the first of them was submitted

@@ -12,19 +12,34 @@ namespace horoplug {
 namespace {
 
 constexpr const char* kGaveUp = "; giving up (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)";
+constexpr const char* kGaveUpOnOverdue =
+    "; giving up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set "
+    "the limit)";
+
+// A send or recv with the other end. Every rank in the set may help a recv from any rank. Its name
+// has to be unique: an operation of one name that all ranks have submitted waits for nobody.
+std::string name_of_transfer(const Operation& operation, int rank) {
+  const int peer = operation.signature.root;
+  const bool sends = operation.signature.op == OpKind::kSend;
+  const std::string partner = peer == PointToPointMatcher::kAnyRank
+                                  ? " of rank " + std::to_string(rank) + " from any rank"
+                                  : (sends ? " to rank " : " from rank ") + std::to_string(peer);
+  return operation.name + partner + ", tag " + std::to_string(operation.tag);
+}
 
 }  // namespace
 
 StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
                                const ProcessSetRegistry& registry,
                                const PointToPoint& point_to_point, const HandleTable& handles,
-                               Liveness& liveness, const Activity& activity)
+                               Liveness& liveness, const Peers& peers, const Activity& activity)
     : config_(config),
       mesh_(mesh),
       registry_(registry),
       point_to_point_(point_to_point),
       handles_(handles),
       liveness_(liveness),
+      peers_(peers),
       activity_(activity),
       position_(position_in_job(config)),
       inspection_(position_) {}
@@ -63,6 +78,7 @@ double StallInspector::oldest_wait(double now) const {
 }
 
 void StallInspector::check(double now) {
+  if (peers_.any_departed()) return check_without_inspection(now);
   const double wait = oldest_wait(now);
   if (wait >= interval()) requested_ = true;
   if (requested_ && now >= next_at_) {
@@ -114,19 +130,11 @@ RankReport StallInspector::report_of_this_rank(double now) const {
   }
   report.executing |= !point_to_point_.idle();
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
-    const bool sends = operation->signature.op == OpKind::kSend;
-    const int peer = operation->signature.root;
-    // Every rank in the set may help a recv from any rank. Its name has to be unique: an operation
-    // of one name that all ranks have submitted waits for nobody.
-    const std::string partner = peer == PointToPointMatcher::kAnyRank
-                                    ? " of rank " + std::to_string(config_.rank) + " from any rank"
-                                    : (sends ? " to rank " : " from rank ") + std::to_string(peer);
-    const std::string name = operation->name + partner + ", tag " + std::to_string(operation->tag);
     report.pending.push_back({.set = operation->members->set,
-                              .name = name,
+                              .name = name_of_transfer(*operation, config_.rank),
                               .age = std::fmax(0, now - operation->submitted_at),
                               .waited = handles_.waited_for(*operation, now),
-                              .peer = peer});
+                              .peer = operation->signature.root});
   }
   return report;
 }
@@ -140,9 +148,7 @@ void StallInspector::judge(const Report& report, double now) {
                         .finds_deadlocks = config_.options.deadlock_time >= 0,
                         .overdue_time = std::isinf(overdue) ? -1 : overdue});
   if (diagnosis.overdue) {
-    throw Error(HP_TIMEOUT, *diagnosis.overdue +
-                                "; giving up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and "
-                                "HOROPLUG_OPERATION_TIMEOUT_SECONDS set the limit)");
+    throw Error(HP_TIMEOUT, *diagnosis.overdue + kGaveUpOnOverdue);
   }
   if (diagnosis.deadlock) return call_off(diagnosis, members);
   if (diagnosis.possible_deadlock) warn_of_deadlock(*diagnosis.possible_deadlock, now);
@@ -181,6 +187,29 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double
     if (due) config_.log(LogLevel::kWarning, "stalled: " + stall.text);
   }
   warned_ = std::move(warned);
+}
+
+// Ranks that have left do not report. What can still wait are sends and recvs, each for its peer:
+// it may take any time to submit its part, up to the limit of an operation, but has to answer.
+void StallInspector::check_without_inspection(double now) {
+  const double limit = or_never(config_.options.data_timeout);
+  for (const auto& [handle, operation] : point_to_point_.waiting()) {
+    std::vector<int> ranks{operation->signature.root};
+    if (ranks.front() == PointToPointMatcher::kAnyRank) ranks = operation->members->ranks;
+    std::erase_if(ranks,
+                  [&](int rank) { return rank == config_.rank || peers_.has_departed(rank); });
+    const double wait = now - operation->submitted_at;
+    const auto give_up = [&](const std::string& blamed, const char* text) {
+      throw Error(HP_TIMEOUT, name_of_transfer(*operation, config_.rank) +
+                                  " has been waiting for " + blamed + " for " +
+                                  describe_seconds(wait) + " (submitted by rank " +
+                                  std::to_string(config_.rank) + ")" + text);
+    };
+    if (wait >= limit / 2) liveness_.ask(ranks, now, limit / 4);
+    const std::string silent = liveness_.describe_silent(ranks, now, limit / 4);
+    if (wait >= limit && !silent.empty()) give_up(silent, kGaveUp);
+    if (wait >= overdue_time()) give_up(describe_ranks(ranks), kGaveUpOnOverdue);
+  }
 }
 
 // Its parent forwards an inspection at once, unless its process is stopped or waits for its own

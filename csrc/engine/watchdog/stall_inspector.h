@@ -15,6 +15,7 @@
 #include "engine/counters.h"
 #include "engine/operations/handle_table.h"
 #include "engine/options.h"
+#include "engine/peers.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/watchdog/liveness.h"
@@ -26,7 +27,7 @@ class StallInspector {
  public:
   StallInspector(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
                  const PointToPoint& point_to_point, const HandleTable& handles, Liveness& liveness,
-                 const Activity& activity);
+                 const Peers& peers, const Activity& activity);
 
   // Begins an inspection when one is due, and checks how long operations and answers take. Throws
   // Error(HP_TIMEOUT) if that is too long.
@@ -62,6 +63,7 @@ class StallInspector {
                 const std::map<std::uint32_t, std::vector<int>>& members);
   void warn_of(const std::vector<Diagnosis::Stall>& stalls, double now);
   void warn_of_deadlock(const std::string& text, double now);
+  void check_without_inspection(double now);
   void check_answers(double now);
   void check_parent(double now);
 
@@ -71,6 +73,7 @@ class StallInspector {
   const PointToPoint& point_to_point_;
   const HandleTable& handles_;
   Liveness& liveness_;
+  const Peers& peers_;
   const Activity& activity_;
 
   const TreePosition position_;

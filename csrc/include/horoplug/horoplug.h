@@ -228,10 +228,16 @@ typedef struct hp_config {
                                 not read. On all ranks or on none. Of the connected ranks, no
                                 one is cut off when one rank ends; parents and children in the
                                 tree of all ranks are connected */
-  int32_t connection_requests_fd; /* then: a stream socket to which the engine writes the number of
-                                    a rank, as uint32_t, when it first needs connections to it. The
-                                    caller answers by hp_connection_add or hp_connection_fail. The
-                                    engine owns the descriptor */
+  int32_t connection_requests_fd;  /* then: a stream socket to which the engine writes the number of
+                                     a rank, as uint32_t, when it first needs connections to it. The
+                                     caller answers by hp_connection_add or hp_connection_fail. The
+                                     engine owns the descriptor */
+  int32_t transfers_outlive_ranks; /* 1: when a rank leaves in good order, sends and recvs between
+                                      other ranks go on; deadlocks among them end at
+                                      operation_timeout. Ignored with connects_on_demand, where not
+                                      every rank hears of the leaving. 0: they end like all other
+                                      operations */
+  int32_t reserved;
 } hp_config;
 
 /* The settings that can be tuned. */

@@ -247,6 +247,42 @@ TEST_CASE("a later recv does not match an offer that was withdrawn") {
   CHECK(started == std::vector<std::uint64_t>{2, 3});
 }
 
+TEST_CASE("operations with a rank that has left fail, and all others go on") {
+  Network network(3);
+  Matcher& mine = network.rank(0);
+  mine.send(posting(1, 2));
+  mine.receive(posting(2, 2));
+  mine.receive(posting(3, 1));
+  mine.receive(posting(4, Matcher::kAnyRank, 5));
+  network.rank(2).send(posting(30, 0, 6));  // an offer that waits for a recv
+  network.deliver_all();
+  mine.depart(2, {HP_SHUT_DOWN, "it left"});
+  mine.receive(posting(5, 2, 6));
+  mine.send(posting(6, 2));
+  CHECK(mine.take_outgoing().empty());  // nothing for the rank that has left
+  network.rank(1).send(posting(20, 0));
+  network.rank(1).send(posting(21, 0, 5));
+  network.deliver_all();
+  std::vector<std::uint64_t> failed, received;
+  for (const auto& [rank, event] : network.take()) {
+    if (rank != 0) continue;
+    if (event.kind == EventKind::kReceive) received.push_back(event.ticket);
+    if (event.kind != EventKind::kFail) continue;
+    CHECK(event.status.message == "it left");
+    failed.push_back(event.ticket);
+  }
+  CHECK(failed == std::vector<std::uint64_t>{1, 2, 5, 6});
+  CHECK(received == std::vector<std::uint64_t>{3, 4});
+  CHECK(mine.unmatched() == 0);
+
+  mine.receive(posting(7, Matcher::kAnyRank, 5));
+  mine.receive(posting(8, 1));
+  mine.fail_recvs_from_any(0, {HP_SHUT_DOWN, "all left"});
+  const auto events = mine.take_events();
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].ticket == 7);
+}
+
 TEST_CASE("invalid messages are rejected") {
   Network network(2);
   CHECK_THROWS_AS(network.rank(0).receive_accept(1, {1}), WireError);

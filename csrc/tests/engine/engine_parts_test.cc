@@ -168,10 +168,9 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   rank.registry.create_global({});
   Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, 0);
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
-                        rank.liveness, rank.activity);
-  Peers peers(rank.mesh);
+                        rank.liveness, rank.peers, rank.activity);
   MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry,
-                               rank.point_to_point, stalls, rank.liveness, peers, rank.tracing);
+                               rank.point_to_point, stalls, rank.liveness, rank.peers, rank.tracing);
   dispatcher.receive(1, encode_leave(0, 1));  // kept until the handshake is done
   rank.lifecycle.enter(Lifecycle::State::kRunning);
   const auto decisions = [&](std::uint32_t set) {
@@ -189,9 +188,9 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   // Messages from ranks that are not members of the set are rejected.
   rank.registry.create({0}, 0);
   CHECK_THROWS_AS(dispatcher.receive(1, encode_leave(2, 1)), WireError);
-  CHECK(!peers.has_departed(1));
+  CHECK(!rank.peers.has_departed(1));
   dispatcher.receive(1, encode_bye());
-  CHECK(peers.has_departed(1));
+  CHECK(rank.peers.has_departed(1));
 }
 
 TEST_CASE("a shared buffer is found by operations that work in it, and only by them") {

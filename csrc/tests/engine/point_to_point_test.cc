@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <latch>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <set>
@@ -411,6 +412,76 @@ TEST_CASE("an operation without a partner ends when the other rank leaves") {
     const Status status = failure_of([&] { perform(engine, order_of(OpKind::kReceive, data, 0)); });
     expect(status.code == HP_SHUT_DOWN, "code: " + status.message);
   });
+}
+
+TEST_CASE("sends and recvs between the other ranks go on when ranks leave") {
+  const std::uint64_t seed = test_seed();
+  EngineOptions options = patient();
+  options.transfers_outlive_ranks = true;
+  for (const Transport transport : {Transport::kThreads, Transport::kTcp, Transport::kMixed}) {
+    for (std::uint64_t round = 0; round < (kSanitized ? 3 : 10); ++round) {
+      CAPTURE(seed);
+      CAPTURE(round);
+      CAPTURE(transport_name(transport));
+      struct Transfer {
+        int from, to;
+        std::size_t count;
+      };
+      std::mt19937_64 random(seed + round);
+      std::vector<Transfer> all;
+      const std::size_t sizes[] = {1, 1000, 30'000, 200'000};
+      for (int i = 0; i < 60; ++i) {
+        all.push_back(
+            {static_cast<int>(random() % 4), static_cast<int>(random() % 4), sizes[random() % 4]});
+      }
+      // Ranks 2 and 3 leave amid their transfers.
+      const std::size_t leaves_at[] = {all.size(), all.size(), random() % all.size(),
+                                       random() % all.size()};
+      Cluster cluster(transport, 4, options);
+      std::mutex mutex;
+      std::vector<std::string> wrong;
+      cluster.run([&](int rank) {
+        Engine& engine = cluster.engine(rank);
+        const auto check = [&](bool condition, const std::string& what) {
+          std::lock_guard lock(mutex);
+          if (!condition) wrong.push_back("rank " + std::to_string(rank) + ": " + what);
+        };
+        std::vector<std::vector<float>> sent(all.size()), got(all.size());
+        std::vector<std::pair<std::size_t, hp_handle>> handles;
+        for (std::size_t i = 0; i < leaves_at[rank]; ++i) {
+          const auto& [from, to, count] = all[i];
+          const auto tag = static_cast<std::int32_t>(i);
+          if (from == rank) {
+            sent[i] = numbers(count, tag);
+            handles.emplace_back(i, submit(engine, order_of(OpKind::kSend, sent[i], to, tag)));
+          }
+          if (to == rank) {
+            got[i].resize(count);
+            handles.emplace_back(i, submit(engine, order_of(OpKind::kReceive, got[i], from, tag)));
+          }
+        }
+        if (rank >= 2) engine.shutdown();
+        for (const auto& [i, handle] : handles) {
+          const Status status = failure_of([&, waited = handle] { await(engine, waited); });
+          const auto& [from, to, count] = all[i];
+          if (status.ok()) {
+            check(to != rank || got[i] == numbers(count, static_cast<int>(i)), "wrong contents");
+          } else {
+            check(status.code == HP_SHUT_DOWN && std::max(from, to) >= 2, status.message);
+          }
+        }
+        if (rank >= 2) return;
+        std::vector<float> token(5);
+        perform(engine,
+                order_of(rank == 0 ? OpKind::kSend : OpKind::kReceive, token, 1 - rank, 99));
+        const Order collective{
+            .name = "x", .shape = {5}, .input = token.data(), .output = token.data()};
+        const Status status = failure_of([&] { perform(engine, collective); });
+        check(status.code == HP_SHUT_DOWN, "a collective: " + status.message);
+      });
+      CHECK(wrong == std::vector<std::string>{});
+    }
+  }
 }
 
 TEST_CASE("a recv from any rank gets the tensor and the number of its sender on every path") {

@@ -40,7 +40,7 @@ struct Inspectors {
       rank->registry.create_global({});
       inspectors.push_back(std::make_unique<StallInspector>(
           rank->config, rank->mesh, rank->registry, rank->point_to_point, rank->handles,
-          rank->liveness, rank->activity));
+          rank->liveness, rank->peers, rank->activity));
     }
   }
   // Every rank but `silent` runs its inspector until no message is left.
@@ -405,6 +405,56 @@ TEST_CASE("data of other sets counts only over the links to the ranks that a bat
   CHECK(failure_of([&] { deadlines.check_transfers(116); }).code == HP_TIMEOUT);
 }
 
+TEST_CASE("after a rank has left, a recv has limits without an inspection of all ranks") {
+  EngineOptions options;
+  options.data_timeout = 10;
+  options.operation_timeout = 100;
+  const auto ranks = make_parts(4, options);
+  EngineParts& rank = *ranks[0];
+  const Inspectors job(ranks);
+  StallInspector& inspector = *job.inspectors[0];
+  rank.peers.receive_bye(3);
+  const auto post = [&](int source) {
+    OperationPtr operation = make_test_operation("recv.noname.1", 4, OpKind::kReceive);
+    operation->handle = 1 + source;
+    operation->signature.root = source;
+    operation->signature.shapes = {{1}};
+    operation->tag = 7;
+    operation->submitted_at = 1000;
+    rank.point_to_point.submit(operation);
+  };
+  post(1);
+  inspector.check(1004);
+  pump(ranks);
+  CHECK(kinds_received(*ranks[1]).empty());
+  inspector.check(1006);
+  pump(ranks);
+  CHECK(kinds_received(*ranks[1]) == std::vector{MessageKind::kPing});
+  CHECK(kinds_received(*ranks[2]).empty());
+  CHECK(mentions(failure_of([&] { inspector.check(1010); }),
+                 {"recv.noname.1 from rank 1, tag 7", "waiting for rank 1, which does not answer",
+                  "HOROVOD_GLOO_TIMEOUT_SECONDS"}));
+  rank.liveness.receive_pong(1);
+  inspector.check(1010);  // it may take any time to send
+  rank.liveness.receive_pong(1);
+  inspector.check(1099);
+  rank.liveness.receive_pong(1);
+  CHECK(mentions(failure_of([&] { inspector.check(1100); }),
+                 {"waiting for rank 1 for 100 s", "HOROPLUG_OPERATION_TIMEOUT_SECONDS"}));
+  rank.point_to_point.take_all();
+
+  rank.liveness.receive_pong(1);
+  post(HP_ANY_RANK);
+  inspector.check(1006);
+  pump(ranks);
+  CHECK(kinds_received(*ranks[2]) == std::vector{MessageKind::kPing});
+  CHECK(kinds_received(*ranks[3]).empty());  // it has left
+  rank.liveness.receive_pong(1);
+  rank.liveness.receive_pong(2);
+  CHECK(mentions(failure_of([&] { inspector.check(1100); }), {"from any rank", "ranks 1, 2"}));
+  CHECK(kinds_received(*ranks[3]).empty());
+}
+
 TEST_CASE("the watchdog does not hold it against the peers that this process stood still") {
   EngineOptions options;
   options.data_timeout = 10;
@@ -415,7 +465,7 @@ TEST_CASE("the watchdog does not hold it against the peers that this process sto
   TransferDeadlines transfers(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
                               rank.liveness);
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
-                        rank.liveness, rank.activity);
+                        rank.liveness, rank.peers, rank.activity);
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles);
   PeerWakeUps wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, 0);
   Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,

@@ -18,6 +18,7 @@
 #include "engine/operations/handle_table.h"
 #include "engine/operations/submission_queue.h"
 #include "engine/options.h"
+#include "engine/peers.h"
 #include "engine/process_set_registry.h"
 #include "engine/segment_allocator.h"
 #include "engine/tracing.h"
@@ -64,6 +65,7 @@ struct EngineParts {
   ProcessSetRegistry registry{config, mesh, point_to_point, segments, submissions, completion};
   GpuQueue gpu{config, registry, mesh};
   Liveness liveness{mesh, config.rank};
+  Peers peers{mesh};
 };
 
 // The parts of all ranks of a job without shared memory, connected to each other except for the

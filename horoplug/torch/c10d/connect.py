@@ -66,7 +66,8 @@ def connect(
         except RendezvousError as error:
             error.args = tuple(map(name_the_argument, error.args))
             raise
-        engine = start_engine(config, connections, ())
+        # A rank may leave while others still send, as the last stage of a pipeline does, and as with Gloo.
+        engine = start_engine(config, connections, (), transfers_outlive_ranks=True)
         if connections.service is not None:
             connections.service.start(engine)
     # Every rank has started its engine, so no rank needs the store any more.

@@ -45,6 +45,8 @@ class StandIn(ProcessGroup):
             error.args = (f"{error} (Socket Timeout)", *error.args[1:])
             raise
         self._operations.phrase_for_lost_rank = " (Connection closed by peer)"
+        # Gloo then closes its connections. Programs go on to end the group, and expect that nothing waits any more.
+        self._operations.ends_on_late_transfer = True
 
     def _similar(self, store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> StandIn:
         return type(self)(store, rank, len(ranks), timeout)

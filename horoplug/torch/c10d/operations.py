@@ -62,6 +62,8 @@ class Operations:
         self.who = who
         self.phrase_for_lost_rank = ""
         """Appended to the error of an operation that fails because another rank has ended."""
+        self.ends_on_late_transfer = False
+        """Whether the group ends if a send or recv is not done at the end of a wait with a time limit of its own."""
         self._in_flight: dict[Pending, None] = {}
         self._lock = threading.Lock()
         self._waiting: dict[Pending, None] = {}  # whose futures the thread completes
@@ -125,6 +127,11 @@ class Operations:
         cause = "timeout of the process group: " if status == Status.TIMEOUT else ""
         phrase = self.phrase_for_lost_rank if status in _LOST else ""
         return dist.DistBackendError(f"{self.who}: {cause}{name_the_argument(message)}{phrase}")
+
+    def abort(self, reason: str) -> None:
+        """End the group on all ranks."""
+        with contextlib.suppress(Error):
+            self._engine.abort(reason)
 
     def named(self, error: BaseException, tensor: torch.Tensor) -> BaseException:
         """The error, with the names of the parameters if ``tensor`` is a bucket of DistributedDataParallel."""

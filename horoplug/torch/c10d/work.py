@@ -75,10 +75,10 @@ class Work(_Base):  # type: ignore[misc]
         deadline = time.monotonic() + timeout.total_seconds()
         while not self.is_completed():
             if time.monotonic() > deadline:
-                raise dist.DistBackendError(
-                    f"{self._operations.who}: wait() timed out: the operation is not done after "
-                    f"{timeout.total_seconds():g} s"
-                )
+                text = f"wait() timed out: the operation is not done after {timeout.total_seconds():g} s"
+                if not self.collective and self._operations.ends_on_late_transfer:
+                    self._operations.abort(text)
+                raise dist.DistBackendError(f"{self._operations.who}: {text}")
             time.sleep(SHORT_PAUSE)
 
     def is_completed(self) -> bool:

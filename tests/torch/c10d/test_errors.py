@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from horoplug.torch.c10d.gloo import StandIn
 from tests.harness.process_groups import begin, end, new_file
-from tests.harness.support import environment
+from tests.harness.support import environment, wait_until_stopped
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -113,6 +113,35 @@ def test_killed_rank_is_named(pool, tmp_path):
             assert text.startswith(f"rank {rank}: ")
             assert "rank 1" in text
             assert took < 10
+
+
+def stop_after_another_has_left(file):
+    begin(file)
+    if dist.get_rank() == 2:
+        return end()
+    with pytest.raises(dist.DistBackendError, match="rank 2 has shut down"):
+        dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.recv(torch.zeros(1), 1 - dist.get_rank())
+    end()
+    return str(caught.value)
+
+
+def test_stopped_rank_is_named_after_another_has_left(pool, tmp_path):
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    with pool.ranks(3, init=False, env=env) as ranks:
+        first, stopped, leaver = ranks.workers
+        ranks.start(stop_after_another_has_left, new_file(tmp_path))
+        wait_until_stopped(stopped.process.pid)
+        try:
+            text = first.receive().value
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        stopped.receive()
+        leaver.receive()
+        assert "has been waiting for rank 1, which does not answer" in text
 
 
 def killed_during_backward(as_views):
@@ -255,3 +284,25 @@ work.wait()
 def test_missing_rank_in_place_of_gloo_has_also_the_text_of_gloo():
     with pytest.raises(RuntimeError, match=r"rank 1 did not connect .* \(Socket Timeout\)"):
         StandIn(dist.HashStore(), 0, 2, timedelta(seconds=0.01))
+
+
+def late_transfer(file):
+    """A recv that is not done in time ends the group, as with Gloo."""
+    rank = int(os.environ["HOROVOD_RANK"])
+    group = StandIn(dist.FileStore(file, 2), rank, 2, timedelta(seconds=30))
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="timed out"):
+            group.recv([torch.zeros(1)], 1, 1).wait(timedelta(milliseconds=10))
+        with pytest.raises(dist.DistBackendError, match="timed out"):
+            group.send([torch.zeros(1)], 1, 2).wait(timedelta(seconds=30))
+    else:
+        with pytest.raises(
+            dist.DistBackendError, match=r"rank 0 has aborted the job: .* timed out"
+        ):
+            group.recv([torch.zeros(1)], 0, 3).wait()
+    group.shutdown()
+
+
+def test_late_transfer_in_place_of_gloo_ends_the_group(pool, tmp_path):
+    with pool.ranks(2, init=False) as ranks:
+        ranks.run(late_transfer, new_file(tmp_path))
