@@ -170,7 +170,8 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
                         rank.liveness, rank.peers, rank.activity);
   MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry,
-                               rank.point_to_point, stalls, rank.liveness, rank.peers, rank.tracing);
+                               rank.point_to_point, stalls, rank.liveness, rank.peers,
+                               rank.tracing);
   dispatcher.receive(1, encode_leave(0, 1));  // kept until the handshake is done
   rank.lifecycle.enter(Lifecycle::State::kRunning);
   const auto decisions = [&](std::uint32_t set) {

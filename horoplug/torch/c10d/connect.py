@@ -23,7 +23,7 @@ from horoplug.rendezvous.connections.connected import PeerConnections
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.torch.c10d.limits import name_the_argument
-from horoplug.torch.c10d.reconfigure import host_for_others
+from horoplug.torch.c10d.reconfigure import STORE_ERRORS, host_for_others
 
 _KEY = "horoplug"
 _PROBE_SECONDS = 2.0
@@ -124,7 +124,7 @@ def _find_server(store: Any, timeout: timedelta) -> tuple[str, int, str]:
 def _call(function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except RuntimeError as error:  # the class of all errors of PyTorch's stores
+    except STORE_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise RendezvousError(
             f"the store of torch.distributed does not answer, so the ranks cannot find each other: {reason}"

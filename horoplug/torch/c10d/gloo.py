@@ -22,6 +22,7 @@ class StandIn(ProcessGroup):
     """A process group of horoplug with the constructor of Gloo's."""
 
     own_names = ("horoplug", "gloo")
+    options: Any = None  # PyTorch before 2.5 has a property of this name, which cannot be set
 
     def __init__(
         self,

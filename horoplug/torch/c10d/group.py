@@ -222,6 +222,11 @@ class Group(_Base):  # type: ignore[misc]
         self._operations.close()
         self._delegates.shutdown()
 
+    def __del__(self) -> None:
+        # Before PyTorch 2.2, destroy_process_group() only drops the group. A Work may keep the engine for longer.
+        if _open is not None:  # the interpreter ends
+            self.shutdown()
+
     def abort(self) -> None:
         """End the group on all ranks at once."""
         if self in _open and self._pid == os.getpid():

@@ -53,7 +53,7 @@ def _gather(group: Sends, timeout: timedelta, wait_all_ranks: bool) -> None:
                 f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {_milliseconds(timeout)}, waiting for {rank}"
             )
         try:
-            work.wait(timedelta(seconds=max(left, 0.001)))
+            _wait(work, left)
         except RuntimeError as error:
             missing.append(rank)
             if not wait_all_ranks:
@@ -63,7 +63,14 @@ def _gather(group: Sends, timeout: timedelta, wait_all_ranks: bool) -> None:
     for rank in awaited:
         answer = group.send(_token(), rank, _TAG)
         assert answer is not None
-        answer.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        _wait(answer, deadline - time.monotonic())
+
+
+def _wait(work: Any, seconds: float) -> None:
+    """Unlike ``work.wait(timeout)`` in place of Gloo, this does not end the group if the other rank is late."""
+    if not work.ends_within(timedelta(seconds=max(seconds, 0.001))):
+        raise RuntimeError(f"not done after {seconds:g} s")
+    work.wait()
 
 
 def _text(ranks: list[int], timeout: timedelta) -> str:
@@ -80,7 +87,7 @@ def _report(group: Sends, timeout: timedelta) -> None:
     try:
         for work in (group.send(_token(), 0, _TAG), group.recv(_token(), 0, _TAG)):
             assert work is not None
-            work.wait(timeout)
+            _wait(work, timeout.total_seconds())
     except RuntimeError as error:
         raise RuntimeError(
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "

@@ -21,6 +21,9 @@ from horoplug.torch.c10d.limits import name_the_argument
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
 _LOST = (Status.ABORTED, Status.SHUT_DOWN)
 _NAMES_IN_CALLBACKS = 1024  # for operations in flight; the core remembers names
+# Before 2.7, PyTorch's C++ code keeps the C++ part of a Work only. If the object in Python is gone, its wait() there
+# waits for ever. So works are kept until wait() is called, but no more of them than this.
+_KEPT_WORKS = 256 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7) else 0
 
 
 class Submitted(NamedTuple):
@@ -65,6 +68,7 @@ class Operations:
         self.ends_on_late_transfer = False
         """Whether the group ends if a send or recv is not done at the end of a wait with a time limit of its own."""
         self._in_flight: dict[Pending, None] = {}
+        self._kept: dict[Pending, None] = {}
         self._lock = threading.Lock()
         self._waiting: dict[Pending, None] = {}  # whose futures the thread completes
         self._closed = False
@@ -78,12 +82,20 @@ class Operations:
             oldest._complete()
             self.forget(oldest)
         self._in_flight[work] = None
+        if _KEPT_WORKS:
+            self._kept[work] = None
+            if len(self._kept) > _KEPT_WORKS:
+                self.release(next(iter(self._kept)))
         if work._event is not None:
             self.complete_later(work)
         return work
 
     def forget(self, work: Pending) -> None:
         self._in_flight.pop(work, None)
+
+    def release(self, work: Pending) -> None:
+        """The caller has waited for ``work``, and needs it no more."""
+        self._kept.pop(work, None)
 
     def are_done(self, submitted: Sequence[Submitted]) -> bool:
         return all(self._engine.poll(each.handle) for each in submitted)

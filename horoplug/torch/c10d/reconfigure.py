@@ -28,6 +28,10 @@ def host_for_others() -> str:
     return own_address(Config.from_env().gloo_iface)
 
 
+STORE_ERRORS = (RuntimeError, TimeoutError)
+"""What PyTorch's stores raise; TimeoutError only before 2.2."""
+
+
 class Meeting(NamedTuple):
     """The members of one reconfiguration."""
 
@@ -44,7 +48,7 @@ class Meeting(NamedTuple):
             store = dist.TCPStore(
                 self.host, self.port, None, False, timeout, wait_for_workers=False
             )
-        except RuntimeError as error:  # the class of all errors of PyTorch's stores
+        except STORE_ERRORS as error:
             reason = str(error).partition("\n")[0]
             raise RendezvousError(
                 f"the store of rank 0 of the reconfigured process group does not answer: {reason}"

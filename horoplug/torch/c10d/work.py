@@ -59,11 +59,17 @@ class Work(_Base):  # type: ignore[misc]
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until the operations are done. Raises DistBackendError if they failed, or are not done after
         ``timeout`` (0: the time limit of the group)."""
-        if timeout > timedelta(0) and not self._done:
-            self._await_for(timeout)
+        if timeout > timedelta(0) and not self.ends_within(timeout):
+            text = (
+                f"wait() timed out: the operation is not done after {timeout.total_seconds():g} s"
+            )
+            if not self.collective and self._operations.ends_on_late_transfer:
+                self._operations.abort(text)
+            raise dist.DistBackendError(f"{self._operations.who}: {text}")
         self._complete()
         if self._recorded is not None:
             self._recorded.wait()
+        self._operations.release(self)
         if self._error is not None:
             raise self._error
         return True
@@ -71,15 +77,14 @@ class Work(_Base):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.wait()
 
-    def _await_for(self, timeout: timedelta) -> None:
+    def ends_within(self, timeout: timedelta) -> bool:
+        """Block until the operations are done, for at most ``timeout``. Returns whether they are."""
         deadline = time.monotonic() + timeout.total_seconds()
         while not self.is_completed():
             if time.monotonic() > deadline:
-                text = f"wait() timed out: the operation is not done after {timeout.total_seconds():g} s"
-                if not self.collective and self._operations.ends_on_late_transfer:
-                    self._operations.abort(text)
-                raise dist.DistBackendError(f"{self._operations.who}: {text}")
+                return False
             time.sleep(SHORT_PAUSE)
+        return True
 
     def is_completed(self) -> bool:
         """Whether ``wait`` returns or raises without blocking."""

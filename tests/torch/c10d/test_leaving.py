@@ -19,6 +19,7 @@ def group_without(leaver, seconds=30.0):
     group = dist.new_group(timeout=timedelta(seconds=seconds))
     dist.barrier(group=group)
     if dist.get_rank() == leaver:
+        group.shutdown()  # destroy_process_group() calls it since PyTorch 2.2
         dist.destroy_process_group(group)
         return None
     with pytest.raises(dist.DistBackendError, match=f"rank {leaver} has shut down"):
@@ -79,9 +80,10 @@ def pending_transfers(leaver):
     if rank == leaver:
         # Its own operations without a partner end, and those that wait for them on other ranks.
         unanswered = dist.isend(torch.zeros(1), second, group=group, tag=4)
-        dist.destroy_process_group(group)
+        group.shutdown()
         with pytest.raises(dist.DistBackendError, match="shut down"):
             unanswered.wait()
+        dist.destroy_process_group(group)
         return
     if rank == first:
         for work in (of_leaver, to_leaver):
