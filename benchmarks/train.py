@@ -14,6 +14,8 @@ horoplug         ``DistributedOptimizer``
 horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
 torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
 torch-horoplug   the same with ``torch.distributed``'s backend horoplug
+apart, DDP       ``DistributedDataParallel`` with a hook that sends nothing: the upper limit for its backends. Measured
+                 with one of them
 horovod          Horovod's ``DistributedOptimizer``
 
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
@@ -142,6 +144,17 @@ def with_ddp(peer: Any, trainer: Trainer) -> None:
         )
 
 
+def keep_bucket(_, bucket):  # type: ignore[no-untyped-def]  # DDP accepts no texts as annotations
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def apart_in_ddp(peer: Any, trainer: Trainer) -> None:
+    with_ddp(peer, trainer)
+    trainer.model.register_comm_hook(None, keep_bucket)  # type: ignore[operator]
+
+
 def with_horovod(peer: Any, trainer: Trainer) -> None:
     optimizer_of(peer.theirs, trainer)
 
@@ -207,14 +220,18 @@ def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Reco
     alone, apart = (
         Trainer(name, task.model(), make_data(task, hvd.rank())) for name in ("alone", "apart")
     )
+    limits = [apart]  # without communication
+    if with_groups := [library for library in libraries if library.name.startswith("torch-")]:
+        limits.append(Trainer("apart, DDP", task.model(), make_data(task, hvd.rank())))
+        apart_in_ddp(with_groups[0], limits[-1])
     trainers = list(trainers_of(libraries, task, hvd.rank()))
-    wrong = [0, 0, *wrong_parameters(hvd, alone, trainers)]
+    wrong = [0, *(0 for _ in limits), *wrong_parameters(hvd, alone, trainers)]
     # The other ranks continue to the next barrier, where they sleep.
     steps_alone = alone.step if hvd.rank() == 0 else lambda: None
-    runs = [steps_alone, apart.step, *(t.step for t in trainers)]
+    runs = [steps_alone, *(each.step for each in (*limits, *trainers))]
     times = alternate(hvd, runs, args.steps, args.blocks)
     rate_alone = task.batch / Summary.of(times[0]).median
-    for trainer, seconds, bad in zip([alone, apart, *trainers], times, wrong, strict=True):
+    for trainer, seconds, bad in zip([alone, *limits, *trainers], times, wrong, strict=True):
         summary = Summary.of(seconds)
         processes = 1 if trainer is alone else ranks
         rate = processes * task.batch / summary.median

@@ -217,6 +217,7 @@ class Operations:
         """End the thread. The engine has shut down, so all operations are done."""
         for work in list(self._in_flight):
             work._complete()
+        self._kept.clear()
         with self._lock:
             self._closed = True
             thread = self._thread

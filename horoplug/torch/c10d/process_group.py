@@ -279,9 +279,11 @@ class ProcessGroup(Calls):
         return self.recv(tensors, ANY_RANK, tag)
 
     def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
         """A barrier that names the ranks that do not reach it within ``timeout``: see :mod:`.monitored_barrier`."""
+        if isinstance(timeout, float):  # seconds, before PyTorch 2.2
+            timeout = timedelta(seconds=timeout)
         monitored_barrier(self, self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # ---- the deprecated style of coalescing: calls between these two are waited for together ------------------------

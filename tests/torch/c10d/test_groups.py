@@ -257,6 +257,8 @@ def barrier_that_names_ranks(wait_all):
             dist.monitored_barrier(group, timedelta(seconds=0.5), wait_all)
         expected = "Ranks 1, 2 failed" if wait_all else "Rank 1 failed"
         assert f"{expected} to pass monitoredBarrier in 500 ms" in str(caught.value)
+        with pytest.raises(RuntimeError, match="to pass monitoredBarrier in 100 ms"):
+            group.monitored_barrier(0.1, wait_all)  # as PyTorch 2.1 passes on seconds
     dist.barrier()
 
 
