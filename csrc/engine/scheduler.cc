@@ -20,7 +20,7 @@ void Scheduler::accept(const OperationPtr& operation) {
   }
   set->last_event = parts_.activity.last_event;
   const bool transfers = is_point_to_point(operation->signature.op);
-  const Status end = transfers ? set->end_of_transfers : set->negotiator.end();
+  const Status& end = transfers ? set->end_of_transfers : set->negotiator.end();
   if (!end.ok()) return parts_.completion.end(operation, end);
   parts_.tracing.submitted(*operation);
   if (transfers) return parts_.point_to_point.submit(operation);

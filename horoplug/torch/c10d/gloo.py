@@ -22,7 +22,9 @@ class StandIn(ProcessGroup):
     """A process group of horoplug with the constructor of Gloo's."""
 
     own_names = ("horoplug", "gloo")
-    options: Any = None  # PyTorch before 2.5 has a property of this name, which cannot be set
+    options: Any = (
+        None  # in PyTorch 2.1, the base class has a property of this name, which cannot be set
+    )
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from horoplug._native import Engine, Error
+from horoplug._native import Engine
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.torch.c10d.connect import connect
 from horoplug.torch.c10d.delegates import Delegates
@@ -223,15 +223,14 @@ class Group(_Base):  # type: ignore[misc]
         self._delegates.shutdown()
 
     def __del__(self) -> None:
-        # Before PyTorch 2.2, destroy_process_group() only drops the group. A Work may keep the engine for longer.
-        if _open is not None:  # the interpreter ends
+        # destroy_process_group() of PyTorch 2.1 only drops the group. A Work may keep the engine for longer.
+        if _open is not None:  # it is None while the interpreter ends
             self.shutdown()
 
     def abort(self) -> None:
         """End the group on all ranks at once."""
         if self in _open and self._pid == os.getpid():
-            with contextlib.suppress(Error):
-                self._engine.abort("abort() was called")
+            self._operations.abort("abort() was called")
         self.shutdown()
 
     def forget(self) -> None:

@@ -282,7 +282,7 @@ class ProcessGroup(Calls):
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
         """A barrier that names the ranks that do not reach it within ``timeout``: see :mod:`.monitored_barrier`."""
-        if isinstance(timeout, float):  # seconds, before PyTorch 2.2
+        if isinstance(timeout, float):  # PyTorch 2.1 passes on seconds
             timeout = timedelta(seconds=timeout)
         monitored_barrier(self, self._timeout if timeout is None else timeout, wait_all_ranks)
 

@@ -29,7 +29,7 @@ def host_for_others() -> str:
 
 
 STORE_ERRORS = (RuntimeError, TimeoutError)
-"""What PyTorch's stores raise; TimeoutError only before 2.2."""
+"""What PyTorch's stores raise; TimeoutError is known from 2.1."""
 
 
 class Meeting(NamedTuple):

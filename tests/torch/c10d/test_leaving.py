@@ -19,7 +19,7 @@ def group_without(leaver, seconds=30.0):
     group = dist.new_group(timeout=timedelta(seconds=seconds))
     dist.barrier(group=group)
     if dist.get_rank() == leaver:
-        group.shutdown()  # destroy_process_group() calls it since PyTorch 2.2
+        group.shutdown()  # destroy_process_group() of PyTorch 2.1 does not call it
         dist.destroy_process_group(group)
         return None
     with pytest.raises(dist.DistBackendError, match=f"rank {leaver} has shut down"):
@@ -141,7 +141,7 @@ def test_deadlock_of_the_others_ends_at_the_time_limit(groups):
     for text in groups.run(wait_for_each_other)[:2]:
         assert "timeout of the process group: recv" in text
         assert any(
-            f"from rank {1 - rank}, tag 6 has been waiting for rank {1 - rank} for 3" in text
+            f"from rank {1 - rank}, tag 6 has been waiting for rank {1 - rank} for " in text
             and f"(submitted by rank {rank})" in text
             for rank in (0, 1)
         )
