@@ -286,8 +286,8 @@ def test_tiny_form_of_every_benchmark(measured, name):
         variants += ["torch-gloo", "torch-gloo, buckets"]
         assert [row["variant"] for row in found["rows"]] == variants
     if name == "train":
-        alone, _, own, *_ = found["rows"]
-        variants = ["alone", "apart", "horoplug", "horoplug, views", "torch-gloo"]
+        alone, _, _, own, *_ = found["rows"]
+        variants = ["alone", "apart", "apart, DDP", "horoplug", "horoplug, views", "torch-gloo"]
         assert [row["variant"] for row in found["rows"]] == variants
         assert own["efficiency"] == pytest.approx(100 * alone["time"] / own["time"])
     if name == "idle":
