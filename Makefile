@@ -30,7 +30,7 @@ help:
 	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
 	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), in all frameworks and under mpirun, and"
 	@echo "             training beside busy threads"
-	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, on horoplug and on Gloo"
+	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
 	@echo "make test-integrations   tests with Lightning, Accelerate and Transformers, and of torchrun's restarts"
 	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"

@@ -13,18 +13,21 @@ from tests.harness.support import environment
 
 FOLDER = ROOT / "tests" / "torch" / "c10d"
 
+BACKENDS = {
+    "Gloo": {"BACKEND": "gloo", "HOROPLUG_AS_GLOO": "0"},
+    "horoplug in place of Gloo": {"BACKEND": "gloo", "HOROPLUG_AS_GLOO": "1"},
+    "horoplug": {"BACKEND": "horoplug", "HOROPLUG_AS_GLOO": "0"},
+}
+"""What the suite can run on. It skips the cases that ask for Gloo by name if BACKEND is another one."""
+
 
 def run(
-    ranks: int, cases: Sequence[str] = (), on_gloo: bool = False, seconds: float = 600.0
+    ranks: int, backend: str, cases: Sequence[str] = (), seconds: float = 600.0
 ) -> tuple[dict[str, str], str]:
-    """The outcome of each case (passes, fails, is skipped), and what the suite printed. ``cases``: patterns of names;
-    none: all. Raises TimeoutError after ``seconds``, when all processes have been killed."""
+    """The outcome of each case (passes, fails, is skipped) on one of BACKENDS, and what the suite printed. ``cases``:
+    patterns of names; none: all. Raises TimeoutError after ``seconds``, when all processes have been killed."""
     with tempfile.NamedTemporaryFile("r", prefix="horoplug-suite-") as results:
-        variables = {
-            "WORLD_SIZE": str(ranks),
-            "HOROPLUG_AS_GLOO": "0" if on_gloo else "1",
-            "RESULTS": results.name,
-        }
+        variables = {"WORLD_SIZE": str(ranks), "RESULTS": results.name, **BACKENDS[backend]}
         process = subprocess.Popen(
             [sys.executable, str(FOLDER / "pytorch_suite.py"), *(f"-k{case}" for case in cases)],
             env=environment() | variables,
@@ -46,7 +49,8 @@ def run(
 
 
 def differences(text: str | None = None) -> dict[str, dict[str, Any]]:
-    """The table: for each case that passes on Gloo but not on horoplug, what happens, for how many ranks, and why."""
+    """The table: for each case that passes with Gloo but not with horoplug in its place, what happens, for how many
+    ranks, and why."""
     rows = {}
     for line in (text or (FOLDER / "differences.md").read_text()).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

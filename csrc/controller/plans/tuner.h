@@ -2,8 +2,8 @@
 //
 // One setting is varied at a time. A plan that is installed for such a trial has several choices,
 // which its steps use in turn, so that a temporary slowdown of the machine affects all choices
-// alike. The root times its steps. When each choice has had its turns, the plan ends, and the next
-// plan uses the choice that was clearly the fastest.
+// alike. The root times its steps. When each choice has had its turns, or one of them is far ahead
+// of all others, the plan ends, and the next plan uses the choice that was clearly the fastest.
 //
 // Some settings move the boundaries at which reductions are divided among ranks, and so the order
 // of additions. They are left unchanged where that could change a result, unless the mode is kAll.
@@ -35,7 +35,7 @@ struct TunerOptions {
   Autotune mode = Autotune::kSafe;
   std::uint32_t fixed = 0;
   int warmup = 3;    // turns of each choice that are not measured
-  int turns = 10;    // measured turns of each choice
+  int turns = 10;    // measured turns of each choice, unless one is far ahead before
   int choices = 20;  // limit for the choices of all settings together
   std::vector<std::int64_t> buckets{512 << 10, 1 << 20,  2 << 20,  4 << 20,
                                     8 << 20,   16 << 20, 32 << 20, 64 << 20};
@@ -77,8 +77,8 @@ class Tuner {
 
   // A step of the plan that used this choice has ended.
   void step_done(std::size_t choice, double now);
-  // Each choice has had its turns, so the plan should end.
-  bool trial_over() const { return trying_ && steps_ >= times_.size() * rounds(); }
+  // Each choice has had its turns, or one is far ahead, so the plan should end.
+  bool trial_over() const { return trying_ && (leader_ || steps_ >= times_.size() * rounds()); }
   // The plan has ended, for whatever reason.
   void plan_ended();
 
@@ -95,6 +95,7 @@ class Tuner {
     bool done = false;
   };
   std::vector<Tuning> variants(const State& state) const;
+  std::optional<std::size_t> find_leader() const;
   void settle();
 
   const TunerOptions options_;
@@ -107,6 +108,7 @@ class Tuner {
   std::vector<std::vector<double>> times_;  // durations of steps, by choice
   std::size_t steps_ = 0;
   std::optional<double> last_step_;
+  std::optional<std::size_t> leader_;  // the choice that is far ahead of all others
 
   std::vector<Trial> results_;
 };

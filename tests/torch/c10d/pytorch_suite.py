@@ -1,8 +1,9 @@
-"""PyTorch's own tests of its backends, which its wheel contains, for horoplug in place of Gloo.
+"""PyTorch's own tests of its backends, which its wheel contains, for horoplug.
 
 Not collected by default: ``make test-c10d`` runs all cases (compare_with_gloo.py), and test_pytorch_suite.py some of
-them. The variable WORLD_SIZE is the number of ranks. HOROPLUG_AS_GLOO=0 runs the cases on Gloo. The variable RESULTS
-names a file for the outcomes, one case on each line."""
+them. The variable WORLD_SIZE is the number of ranks. BACKEND=horoplug with HOROPLUG_AS_GLOO=0 runs the cases under the
+backend's own name. Without BACKEND, horoplug is in place of Gloo, and HOROPLUG_AS_GLOO=0 runs the cases on Gloo itself.
+The variable RESULTS names a file for the outcomes, one case on each line."""
 
 import multiprocessing
 import os

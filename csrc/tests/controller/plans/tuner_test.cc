@@ -124,6 +124,31 @@ TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
   CHECK(tuner.best() == Tuner({}, {}, {.ranks = 4}).best());
 }
 
+TEST_CASE("a trial ends early if one choice is far ahead of all others") {
+  Random random(test_seed());
+  std::normal_distribution<double> noise(1, 0.01);
+  // The steps until the choice for the chunks is made, and that choice.
+  const auto trial_of = [&](std::int64_t best, double others) {
+    Tuner tuner({}, {}, {.ranks = 4});
+    Training program(1, 1 << 20);  // only its chunks can differ
+    REQUIRE(program.choices_of(tuner).size() == 4);
+    const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t) {
+      return (tuning.chunk_bytes == best ? 1 : others) * noise(random);
+    });
+    REQUIRE(trials.size() == 1);
+    const Trial& trial = trials.front();
+    CHECK(trial.choices[trial.chosen].value == best);
+    CHECK(tuner.best().chunk_bytes == best);
+    CHECK(program.steps() == 4 * static_cast<std::size_t>(3 + trial.turns));
+    return trial.turns;
+  };
+  for (const std::int64_t best : {256 << 10, 64 << 10}) {
+    CAPTURE(best);
+    CHECK(trial_of(best, 1.6) == 3);
+    CHECK(trial_of(best, 1.1) == 10);
+  }
+}
+
 TEST_CASE("warm-up turns of a trial are not measured") {
   TunerOptions options;
   options.warmup = 6;
