@@ -259,20 +259,25 @@ TEST_CASE("operations with a rank that has left fail, and all others go on") {
   mine.depart(2, {HP_SHUT_DOWN, "it left"});
   mine.receive(posting(5, 2, 6));
   mine.send(posting(6, 2));
-  CHECK(mine.take_outgoing().empty());  // nothing for the rank that has left
+  mine.receive(posting(9, Matcher::kAnyRank, 6));  // its sender has been told that the send failed
+  CHECK(mine.take_outgoing().empty());             // nothing for the rank that has left
   network.rank(1).send(posting(20, 0));
   network.rank(1).send(posting(21, 0, 5));
+  network.rank(1).send(posting(22, 0, 6));
   network.deliver_all();
   std::vector<std::uint64_t> failed, received;
   for (const auto& [rank, event] : network.take()) {
     if (rank != 0) continue;
-    if (event.kind == EventKind::kReceive) received.push_back(event.ticket);
+    if (event.kind == EventKind::kReceive) {
+      received.push_back(event.ticket);
+      CHECK(event.peer == 1);
+    }
     if (event.kind != EventKind::kFail) continue;
     CHECK(event.status.message == "it left");
     failed.push_back(event.ticket);
   }
   CHECK(failed == std::vector<std::uint64_t>{1, 2, 5, 6});
-  CHECK(received == std::vector<std::uint64_t>{3, 4});
+  CHECK(received == std::vector<std::uint64_t>{3, 4, 9});
   CHECK(mine.unmatched() == 0);
 
   mine.receive(posting(7, Matcher::kAnyRank, 5));

@@ -149,6 +149,20 @@ TEST_CASE("a trial ends early if one choice is far ahead of all others") {
   }
 }
 
+TEST_CASE(
+    "the choice that is far ahead by the end of a trial wins, also if the machine has changed") {
+  Tuner tuner({}, {}, {.ranks = 4});
+  Training program(1, 1 << 20);  // only its chunks can differ
+  const std::size_t change = program.choices_of(tuner).size() * (3 + 6);
+  const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t step) {
+    const std::int64_t fastest = step < change ? 256 << 10 : 64 << 10;
+    return tuning.chunk_bytes == fastest ? (step < change ? 0.9 : 0.5) : 1.0;
+  });
+  REQUIRE(trials.size() == 1);
+  CHECK(trials.front().turns == 9);
+  CHECK(tuner.best().chunk_bytes == 64 << 10);
+}
+
 TEST_CASE("warm-up turns of a trial are not measured") {
   TunerOptions options;
   options.warmup = 6;
