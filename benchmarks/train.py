@@ -10,12 +10,12 @@ caches. Variants:
 
 alone            no communication; rank 0 trains while the other ranks sleep
 apart            no communication; every rank trains: the upper limit for any reduction on this machine
+apart, DDP       ``DistributedDataParallel`` with a hook that sends nothing: the upper limit for its backends. Measured
+                 if a peer is one of them
 horoplug         ``DistributedOptimizer``
 horoplug, views  ``DistributedOptimizer(gradient_as_bucket_view=True)``
 torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadcast_buffers=False)``
 torch-horoplug   the same with ``torch.distributed``'s backend horoplug
-apart, DDP       ``DistributedDataParallel`` with a hook that sends nothing: the upper limit for its backends. Measured
-                 with one of them
 horovod          Horovod's ``DistributedOptimizer``
 
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
@@ -144,7 +144,7 @@ def with_ddp(peer: Any, trainer: Trainer) -> None:
         )
 
 
-def keep_bucket(_, bucket):  # type: ignore[no-untyped-def]  # DDP accepts no texts as annotations
+def keep_bucket(_, bucket):  # type: ignore[no-untyped-def]  # DDP rejects annotations that are strings
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

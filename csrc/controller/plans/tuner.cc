@@ -12,8 +12,8 @@ constexpr double kFaster = 0.98;
 constexpr double kMostDoubt = 0.1;
 // If it is faster only a little less often, the two are compared once more without the others.
 constexpr double kWorthALook = 0.4;
-// A choice that is faster than each other one by this factor, so many turns in a row, needs no
-// further turns: those would only cost the time of the slow choices.
+// A trial ends early if a choice takes at most this part of the time of each other one, so many
+// turns in a row: further turns would only cost the time of the slow choices.
 constexpr double kFarAhead = 0.83;
 constexpr std::size_t kTurnsAhead = 3;
 constexpr int kMostInterruptions = 3;

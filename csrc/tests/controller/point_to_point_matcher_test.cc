@@ -259,8 +259,9 @@ TEST_CASE("operations with a rank that has left fail, and all others go on") {
   mine.depart(2, {HP_SHUT_DOWN, "it left"});
   mine.receive(posting(5, 2, 6));
   mine.send(posting(6, 2));
-  mine.receive(posting(9, Matcher::kAnyRank, 6));  // its sender has been told that the send failed
-  CHECK(mine.take_outgoing().empty());             // nothing for the rank that has left
+  mine.receive(
+      posting(9, Matcher::kAnyRank, 6));  // not for rank 2's offer, whose send has failed there
+  CHECK(mine.take_outgoing().empty());    // nothing for the rank that has left
   network.rank(1).send(posting(20, 0));
   network.rank(1).send(posting(21, 0, 5));
   network.rank(1).send(posting(22, 0, 6));

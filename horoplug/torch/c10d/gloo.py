@@ -22,9 +22,8 @@ class StandIn(ProcessGroup):
     """A process group of horoplug with the constructor of Gloo's."""
 
     own_names = ("horoplug", "gloo")
-    options: Any = (
-        None  # in PyTorch 2.1, the base class has a property of this name, which cannot be set
-    )
+    # In PyTorch 2.1, the base class has a property of this name, which cannot be set.
+    options: Any = None
 
     def __init__(
         self,

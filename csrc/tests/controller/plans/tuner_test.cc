@@ -127,7 +127,7 @@ TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
 TEST_CASE("a trial ends early if one choice is far ahead of all others") {
   Random random(test_seed());
   std::normal_distribution<double> noise(1, 0.01);
-  // The steps until the choice for the chunks is made, and that choice.
+  // The measured turns of a trial of chunk sizes in which `others` is the time of all but the best.
   const auto trial_of = [&](std::int64_t best, double others) {
     Tuner tuner({}, {}, {.ranks = 4});
     Training program(1, 1 << 20);  // only its chunks can differ
@@ -150,7 +150,8 @@ TEST_CASE("a trial ends early if one choice is far ahead of all others") {
 }
 
 TEST_CASE(
-    "the choice that is far ahead by the end of a trial wins, also if the machine has changed") {
+    "the choice that is far ahead in the last turns of a trial wins over one that was faster "
+    "before") {
   Tuner tuner({}, {}, {.ranks = 4});
   Training program(1, 1 << 20);  // only its chunks can differ
   const std::size_t change = program.choices_of(tuner).size() * (3 + 6);
