@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
-# Limit to wait for the end of ranks that left the job before the rank that was the first to fail.
+# Limit to wait for the end of ranks that left the job before the rank that was the first to fail, and for the end of
+# that rank's host.
 CAUSE_SECONDS = 2.0
 # Time for the other ranks to print the error that they raise because of the failure.
 LAST_WORDS_SECONDS = 1.0
@@ -22,17 +23,26 @@ class Blame:
         # Ranks that left the job before :attr:`first` and have not ended yet, in the order in which they left.
         self._suspects: list[int] = []
         self._decide_at: float | None = None
-        self._heard_by = 0.0  # when the other ranks have had time to print their errors
+        # When the other ranks have had time to print their errors, and the host's loss time to be noticed.
+        self._heard_by = 0.0
 
     def ended(
-        self, rank: int, code: int, departures: Sequence[int], now: float, *, present: int = 0
+        self,
+        rank: int,
+        code: int,
+        departures: Sequence[int],
+        now: float,
+        *,
+        present: int = 0,
+        may_be_lost: bool = False,
     ) -> None:
         """A rank's process has ended.
 
         ``code``: its return code; ``departures``: ranks whose connections to the rendezvous have ended, in that order;
         ``now``: ``time.monotonic()``; ``present``: number of ranks that are still connected. These ranks, and those
         that have just left, learn of the failure in a collective operation and print an error that names the tensor.
-        The decision waits for that."""
+        The decision waits for that. ``may_be_lost``: whatever has killed the rank may be killing its host's agent, too.
+        The decision waits for that as well, because the loss of the host is then the better cause."""
         self.running.discard(rank)
         self.codes[rank] = code
         if self.first is None and code != 0:
@@ -47,6 +57,8 @@ class Blame:
             self._decide_at = now + CAUSE_SECONDS
             learn = present > 0 or not self.running.isdisjoint(departures)
             self._heard_by = now + LAST_WORDS_SECONDS if learn else now
+            if may_be_lost:
+                self._heard_by = now + CAUSE_SECONDS
         if self.first is not None:
             if rank in self._suspects:
                 position = self._suspects.index(rank)
@@ -73,6 +85,11 @@ class Blame:
         """The return code of the rank that failed first."""
         assert self.first is not None
         return self.codes[self.first]
+
+
+def was_killed(code: int) -> bool:
+    """Whether this return code is that of a process, or of a shell's child, that SIGKILL has ended."""
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 def describe(code: int) -> str:

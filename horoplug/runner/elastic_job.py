@@ -248,9 +248,9 @@ class ElasticJob(Job):
         if connection.done and not self._outcome.is_ending and not self._driver.is_over:
             self._lost(connection, "the agent was terminated")
 
-    def _on_rank_end(self, rank: int, code: int) -> None:
+    def _on_rank_end(self, connection: AgentConnection, rank: int, code: int) -> None:
         text = describe(code)
-        connection = self._running.pop(rank)
+        del self._running[rank]
         self._console.say(f"process {rank} {text}")
         self._outcome.ended.add(rank)
         self._outcome.ranks_lost([rank])

@@ -21,7 +21,7 @@ from horoplug.rendezvous.network.libcrypto import libcrypto
 from . import agent
 from .agent_connection import AgentConnection, LostError
 from .agents import Agents
-from .blame import describe
+from .blame import describe, was_killed
 from .console import Console
 from .environment import common_environment
 from .hosts import Placement
@@ -274,7 +274,7 @@ class Job:
             self._outcome.started.add(rank)
             self._console.say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
         elif kind == agent.ENDED:
-            self._on_rank_end(rank, *struct.unpack("!i", payload))
+            self._on_rank_end(connection, rank, *struct.unpack("!i", payload))
         elif kind == agent.NOT_STARTED:
             self._on_not_started(connection, rank, payload.decode(errors="replace"), where)
 
@@ -292,7 +292,7 @@ class Job:
             except StartError as error:
                 self._fail(str(error))
 
-    def _on_rank_end(self, rank: int, code: int) -> None:
+    def _on_rank_end(self, connection: AgentConnection, rank: int, code: int) -> None:
         server = self._startup.server
         assert server is not None
         text = f"rank {rank} {describe(code)}"
@@ -305,6 +305,8 @@ class Job:
             time.monotonic(),
             departures=server.departures(),
             present=server.present(),
+            # If a step of Slurm ends, Slurm kills its processes in any order: a rank may end before the agent.
+            may_be_lost=connection.step is not None and was_killed(code),
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------------

@@ -38,14 +38,21 @@ class Outcome:
         self._can_run = True
 
     def rank_ended(
-        self, rank: int, code: int, now: float, *, departures: Sequence[int], present: int
+        self,
+        rank: int,
+        code: int,
+        now: float,
+        *,
+        departures: Sequence[int],
+        present: int,
+        may_be_lost: bool = False,
     ) -> None:
         """Record that a rank's process has ended. The arguments are those of :meth:`.blame.Blame.ended`."""
         self.ended.add(rank)
         if self.is_ending:
             self._blame.lost([rank])
         else:
-            self._blame.ended(rank, code, departures, now, present=present)
+            self._blame.ended(rank, code, departures, now, present=present, may_be_lost=may_be_lost)
 
     def ranks_lost(self, ranks: Iterable[int]) -> None:
         """Record that the ends of these ranks will not be reported."""

@@ -60,7 +60,8 @@ while (left := of_job()) and time.monotonic() < deadline:
     time.sleep(0.05)
 print("RESULT", json.dumps([run.returncode, "".join(lines) + out, err, list(map(str, left))]))
 """
-READY = "sleep 600 & (setsid sleep 600 &) ; echo ready $SLURMD_NODENAME; sleep 600; true"
+# The rank itself becomes a sleep: a shell would print a line if Slurm killed its child before the shell.
+READY = "sleep 600 & (setsid sleep 600 &) ; echo ready $SLURMD_NODENAME; exec sleep 600"
 
 
 @pytest.fixture
@@ -172,6 +173,30 @@ agent = guard.children()[0]
 """
 
 
+def test_srun_is_named_if_its_ranks_are_killed_first(driven):
+    """Slurm kills the processes of a step in any order. The agent may live long enough to report the end of a rank."""
+    kill = f"""{AGENTS}
+agent.children()[0].kill()
+while "was killed by signal 9" not in run.stderr.readline():
+    pass
+sruns()[0].kill()
+"""
+    code, _, err = driven(kill, "--verbose")
+    why = "srun was killed by signal 9 (SIGKILL)"
+    assert code == 1
+    assert (
+        err.splitlines()[-1]
+        == f"horovodrun: host {OTHER}: the connection was lost: {why}; all ranks were ended"
+    )
+
+
+def test_killed_rank_on_the_other_node(driven):
+    code, _, err = driven(f"{AGENTS}\nagent.children()[0].kill()")
+    assert code == 128 + signal.SIGKILL
+    killed = r"rank [23] was killed by signal 9 \(SIGKILL\); the other ranks were ended"
+    assert re.fullmatch(f"horovodrun: {killed}\n", err), err
+
+
 @pytest.mark.parametrize(
     ("which", "why"),
     [
@@ -195,17 +220,6 @@ shown = subprocess.run(["squeue", "-h", "-s", "-o", "%i", "-j", os.environ["SLUR
 subprocess.run(["scancel", step], check=True)
 """
     code, _, err = driven(cancel)
-    # Slurm kills all processes of the step in any order. The agent may live long enough to report the end of a rank,
-    # and to forward what the shell of a rank says about a killed child.
-    err = "".join(
-        line
-        for line in err.splitlines(keepends=True)
-        if not re.match(r"\[\d\]<stderr>:.*Killed", line)
-    )
-    if code == 128 + signal.SIGKILL:
-        killed = r"rank \d was killed by signal 9 \(SIGKILL\); the other ranks were ended"
-        assert re.fullmatch(f"horovodrun: {killed}\n", err), err
-        return
     assert code == 1
     cancelled = r"slurmstepd\S*: error: \*\*\* STEP \S+ ON zz-other CANCELLED AT \S+ \*\*\*"
     lost = f"host {OTHER}: the connection was lost: ({cancelled}|srun was killed by signal 9 .*)"

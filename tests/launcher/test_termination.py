@@ -298,6 +298,8 @@ def test_grace_period_for_surviving_ranks():
         due([], departures=[1, 2, 0]) == 10.0 + LAST_WORDS_SECONDS
     )  # the ranks have just left the rendezvous
     assert due([0, 2], departures=[1], present=2) == 10.5  # all ranks have ended by themselves
+    assert due([], departures=[1], may_be_lost=True) == 10.0 + CAUSE_SECONDS
+    assert due([0], departures=[1], present=2, may_be_lost=True) == 10.0 + CAUSE_SECONDS
 
 
 def test_crash_is_the_cause_among_simultaneous_exits():
