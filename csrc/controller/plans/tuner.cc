@@ -13,8 +13,12 @@ constexpr double kMostDoubt = 0.1;
 // If it is faster only a little less often, the two are compared once more without the others.
 constexpr double kWorthALook = 0.4;
 // A trial ends early if a choice takes at most this part of the time of each other one, so many
-// turns in a row: further turns would only cost the time of the slow choices.
+// turns more often than not: further turns would only cost the time of the slow choices. A turn in
+// which the program has paused does not hide the lead. So large a lead shows in warm-up turns as
+// well, except in the first one, in which each choice touches its memory for the first time. The
+// present choice needs a smaller lead, because nothing gets slower if it stays.
 constexpr double kFarAhead = 0.83;
+constexpr double kPresentAhead = 0.95;
 constexpr std::size_t kTurnsAhead = 3;
 constexpr int kMostInterruptions = 3;
 
@@ -162,7 +166,6 @@ std::vector<PlanChoice> Tuner::choices(std::span<const StepMember> step,
     for (const PlanChoice& tried : distinct) tuned_.push_back(tried.tuning);
     times_.assign(distinct.size(), {});
     steps_ = 0;
-    last_step_.reset();
     leader_.reset();
     return distinct;
   }
@@ -171,26 +174,28 @@ std::vector<PlanChoice> Tuner::choices(std::span<const StepMember> step,
 
 void Tuner::step_done(std::size_t choice, double now) {
   if (trying_ == nullptr || trial_over()) return;
-  const bool counts = steps_ >= times_.size() * static_cast<std::size_t>(options_.warmup);
-  if (counts && last_step_) times_[choice].push_back(now - *last_step_);
+  const bool is_timed = steps_ >= times_.size();
+  if (is_timed) times_[choice].push_back(now - last_step_);
   last_step_ = now;
   ++steps_;
-  if (counts && steps_ % times_.size() == 0) leader_ = find_leader();
+  if (is_timed && steps_ % times_.size() == 0) leader_ = find_leader();
 }
 
 std::optional<std::size_t> Tuner::find_leader() const {
-  const std::size_t turns = times_.front().size();
-  if (turns < kTurnsAhead) return std::nullopt;
-  const auto is_far_ahead = [&](const std::vector<double>& own, const std::vector<double>& other) {
-    for (std::size_t turn = turns - kTurnsAhead; turn < turns; ++turn) {
-      if (own[turn] > kFarAhead * other[turn]) return false;
+  const auto is_far_ahead = [&](std::size_t own, std::size_t other) {
+    const double share = own == 0 ? kPresentAhead : kFarAhead;
+    std::size_t lead = 0;
+    for (std::size_t turn = 0; turn < times_[own].size(); ++turn) {
+      const bool wins = times_[own][turn] <= share * times_[other][turn];
+      lead = wins ? lead + 1 : lead - std::min<std::size_t>(lead, 1);
     }
-    return true;
+    return lead >= kTurnsAhead;
   };
   for (std::size_t i = 0; i < times_.size(); ++i) {
-    const bool leads = std::all_of(times_.begin(), times_.end(), [&](const auto& other) {
-      return &other == &times_[i] || is_far_ahead(times_[i], other);
-    });
+    bool leads = true;
+    for (std::size_t other = 0; other < times_.size(); ++other) {
+      leads = leads && (other == i || is_far_ahead(i, other));
+    }
     if (leads) return i;
   }
   return std::nullopt;
@@ -207,7 +212,16 @@ void Tuner::plan_ended() {
   trying_ = nullptr;
 }
 
+// Keeps the turns that decide the trial.
+void Tuner::drop_warmup() {
+  const auto turns = leader_ ? kTurnsAhead : static_cast<std::size_t>(options_.turns);
+  for (auto& times : times_) {
+    times.erase(times.begin(), times.end() - static_cast<std::ptrdiff_t>(turns));
+  }
+}
+
 void Tuner::settle() {
+  drop_warmup();
   Trial trial{.setting = trying_->setting->name,
               .choices = {},
               .turns = static_cast<int>(times_.front().size())};

@@ -34,8 +34,8 @@ inline constexpr std::uint32_t kTuneLatency = 8;
 struct TunerOptions {
   Autotune mode = Autotune::kSafe;
   std::uint32_t fixed = 0;
-  int warmup = 3;    // turns of each choice that are not measured
-  int turns = 10;    // measured turns of each choice, unless one is far ahead before
+  int warmup = 3;    // turns of each choice that count only if one choice is far ahead
+  int turns = 10;    // further turns of each choice, unless one is far ahead before
   int choices = 20;  // limit for the choices of all settings together
   std::vector<std::int64_t> buckets{512 << 10, 1 << 20,  2 << 20,  4 << 20,
                                     8 << 20,   16 << 20, 32 << 20, 64 << 20};
@@ -53,7 +53,7 @@ struct Trial {
   const char* setting;
   std::vector<Choice> choices;  // the first is the previous setting
   std::size_t chosen = 0;
-  int turns = 0;
+  int turns = 0;          // that decided it
   bool given_up = false;  // plans kept ending before the trial was complete
 };
 
@@ -96,6 +96,7 @@ class Tuner {
   };
   std::vector<Tuning> variants(const State& state) const;
   std::optional<std::size_t> find_leader() const;
+  void drop_warmup();
   void settle();
 
   const TunerOptions options_;
@@ -105,9 +106,9 @@ class Tuner {
 
   State* trying_ = nullptr;  // nullptr: no trial
   std::vector<Tuning> tuned_;
-  std::vector<std::vector<double>> times_;  // durations of steps, by choice
+  std::vector<std::vector<double>> times_;  // durations of steps after the first turn, by choice
   std::size_t steps_ = 0;
-  std::optional<double> last_step_;
+  double last_step_ = 0;
   std::optional<std::size_t> leader_;  // the choice that is far ahead of all others
 
   std::vector<Trial> results_;

@@ -5,9 +5,9 @@
 // the best decision with foresight (Karlin, Li, Manasse, Owicki: Empirical studies of competitive
 // spinning for a shared-memory multiprocessor, SOSP 1991). Spinning is wasted if the peer needs
 // this processor, or is busy for longer. So the budget follows the last attempts: it doubles when
-// spinning has paid and halves when it has not, down to zero with an occasional try. A try is as
-// long as the last sleeps: ranks that all sleep wait for each other's wake-ups, and shorter tries
-// would never end that.
+// spinning has paid and halves when it has not, down to zero with an occasional try. Ranks that all
+// sleep wait for each other's wake-ups. To end that, a try is as long as the last sleeps, and the
+// budget after it suffices for as long a wait, until the peer tries, too.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@ namespace horoplug {
 
 class SpinBudget {
  public:
-  static constexpr double kMost = 200e-6;  // seconds
+  static constexpr double kMost = 200e-6;  // seconds, unless a longer wait has paid
   static constexpr double kLeast = 5e-6;
   static constexpr double kTry = 20e-6;
-  static constexpr double kLongestTry = 500e-6;
+  static constexpr double kLongestTry = 1500e-6;
   static constexpr int kRests = 16;  // waits without spinning between two tries
 
   // There is nothing to do at `time`. Whether to look again at once instead of sleeping.
@@ -36,7 +36,7 @@ class SpinBudget {
     if (slept_) {
       sleeps_ += (std::min(time - until_, 2 * kLongestTry) - sleeps_) / 4;
     } else {
-      budget_ = std::min(2 * (until_ - since_), kMost);
+      budget_ = std::min(2 * (until_ - since_), std::max(kMost, 2 * (time - since_)));
     }
   }
   // This wait may not spin: an earlier part of it has.

@@ -127,25 +127,44 @@ TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
 TEST_CASE("a trial ends early if one choice is far ahead of all others") {
   Random random(test_seed());
   std::normal_distribution<double> noise(1, 0.01);
-  // The measured turns of a trial of chunk sizes in which `others` is the time of all but the best.
+  // The turns of a trial of chunk sizes in which `others` is the time of all but the best. In the
+  // first turn, the best one is slow.
   const auto trial_of = [&](std::int64_t best, double others) {
     Tuner tuner({}, {}, {.ranks = 4});
     Training program(1, 1 << 20);  // only its chunks can differ
     REQUIRE(program.choices_of(tuner).size() == 4);
-    const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t) {
-      return (tuning.chunk_bytes == best ? 1 : others) * noise(random);
+    const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t step) {
+      const double least = step < 4 ? 9 : 1;
+      return (tuning.chunk_bytes == best ? least : others) * noise(random);
     });
     REQUIRE(trials.size() == 1);
     const Trial& trial = trials.front();
     CHECK(trial.choices[trial.chosen].value == best);
     CHECK(tuner.best().chunk_bytes == best);
-    CHECK(program.steps() == 4 * static_cast<std::size_t>(3 + trial.turns));
-    return trial.turns;
+    return std::pair(trial.turns, program.steps() / 4);
   };
-  for (const std::int64_t best : {256 << 10, 64 << 10}) {
-    CAPTURE(best);
-    CHECK(trial_of(best, 1.6) == 3);
-    CHECK(trial_of(best, 1.1) == 10);
+  using Turns = std::pair<int, std::size_t>;
+  constexpr std::int64_t kPresent = 256 << 10;
+  const Turns early{3, 1 + 3};
+  const Turns late{10, 3 + 10};
+  CHECK(trial_of(64 << 10, 1.6) == early);
+  CHECK(trial_of(64 << 10, 1.12) == late);
+  CHECK(trial_of(kPresent, 1.6) == early);
+  CHECK(trial_of(kPresent, 1.12) == early);
+  CHECK(trial_of(kPresent, 1.04) == late);
+}
+
+TEST_CASE("a trial ends early although the program pauses after every sixth step") {
+  for (std::size_t first = 0; first < 6; ++first) {
+    CAPTURE(first);
+    Tuner tuner({}, {}, {.ranks = 4});
+    Training program(1, 1 << 20);  // only its chunks can differ
+    const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t step) {
+      return (tuning.chunk_bytes == 256 << 10 ? 1.0 : 1.3) + (step % 6 == first ? 100.0 : 0.0);
+    });
+    REQUIRE(trials.size() == 1);
+    CHECK(tuner.best().chunk_bytes == 256 << 10);
+    CHECK(program.steps() <= 4 * (1 + 5));
   }
 }
 
@@ -154,13 +173,15 @@ TEST_CASE(
     "before") {
   Tuner tuner({}, {}, {.ranks = 4});
   Training program(1, 1 << 20);  // only its chunks can differ
-  const std::size_t change = program.choices_of(tuner).size() * (3 + 6);
+  const std::size_t choices = program.choices_of(tuner).size();
+  const std::size_t change = choices * (3 + 6);
   const auto trials = program.run(tuner, [&](const Tuning& tuning, std::size_t step) {
-    const std::int64_t fastest = step < change ? 256 << 10 : 64 << 10;
+    const std::int64_t fastest = step < change ? 128 << 10 : 64 << 10;
     return tuning.chunk_bytes == fastest ? (step < change ? 0.9 : 0.5) : 1.0;
   });
   REQUIRE(trials.size() == 1);
-  CHECK(trials.front().turns == 9);
+  CHECK(trials.front().turns == 3);
+  CHECK(program.steps() == change + choices * 3);
   CHECK(tuner.best().chunk_bytes == 64 << 10);
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <random>
 #include <thread>
 
 #include "engine/loop/spin_budget.h"
@@ -352,6 +353,36 @@ TEST_CASE("ranks that all sleep start to spin again") {
   for (int i = 0; i < 10 * SpinBudget::kRests; ++i)
     asleep += wait_once(budget, 90e-6, 30e-6) < 89e-6;
   CHECK(asleep <= 3 * SpinBudget::kRests);
+}
+
+TEST_CASE("two ranks that sleep in each exchange stop doing so, however slowly they wake up") {
+  std::mt19937_64 random(test_seed());
+  std::lognormal_distribution<double> noise(0, 0.1);
+  for (const double wakes : {30e-6, 150e-6, 300e-6, 400e-6}) {
+    for (const double works : {20e-6, 150e-6}) {
+      CAPTURE(wakes);
+      CAPTURE(works);
+      SpinBudget budgets[2];
+      for (SpinBudget& budget : budgets) {
+        for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);  // it sleeps at once now
+      }
+      constexpr int kExchanges = 1000;
+      int sleeps = 0;  // in the last half
+      double times[2] = {};
+      for (int i = 0; i < kExchanges; ++i) {
+        for (double& time : times) time += works * noise(random);
+        const double signals[2] = {times[0], times[1]};
+        for (int rank = 0; rank < 2; ++rank) {
+          const double arrives = signals[1 - rank] - times[rank];
+          if (arrives <= 0) continue;
+          const bool slept = wait_once(budgets[rank], arrives, wakes) < arrives;
+          times[rank] += arrives + (slept ? wakes : 0);
+          sleeps += slept && i >= kExchanges / 2 ? 1 : 0;
+        }
+      }
+      CHECK(sleeps < kExchanges / 20);
+    }
+  }
 }
 
 TEST_CASE("the spin budget stays small if events always arrive after the spinning ends") {
