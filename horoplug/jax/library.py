@@ -9,6 +9,7 @@ from jax import ffi
 
 from horoplug._native import Engine
 from horoplug.common.context import context
+from horoplug.jax.order import wait_for_programs
 
 _PATH = Path(__file__).resolve().parent.parent / "libhoroplug_jax.so"
 
@@ -68,9 +69,11 @@ def _load() -> Any:
         function.restype, function.argtypes = result, arguments
 
     def use(engine: Engine | None) -> None:
-        library.horoplug_jax_use(None if engine is None else engine.address)
         if engine is not None:
+            # An operation of the last job that has not begun by now fails. It must not join this job.
+            wait_for_programs()
             TRACED.begin_job()
+        library.horoplug_jax_use(None if engine is None else engine.address)
 
     for platform in PLATFORMS.values():
         for target, handler in (

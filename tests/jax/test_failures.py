@@ -164,6 +164,29 @@ def test_unread_failure_is_raised_by_a_later_call(pool, is_shut_down):
         job.run(check_unread_failure, is_shut_down)
 
 
+def check_program_of_the_last_job():
+    """Rank 1 leaves and joins again while a program computes the input of an operation."""
+
+    def sums(x, rounds):
+        square = jax.lax.fori_loop(0, rounds, lambda _, y: jnp.tanh(y @ y), jnp.ones((300, 300)))
+        return hvd.allreduce(square.sum() * 0 + x, op=hvd.Sum, name="gradient")
+
+    late, step = (jax.jit(lambda x, n=n: sums(x, n)) for n in (1000, 1))
+    for program in (late, step):
+        program.lower(jnp.ones(4)).compile()
+    if hvd.rank() == 1:
+        late(jnp.full(4, 100.0))
+    hvd.shutdown()
+    hvd.init()
+    assert step(jnp.ones(4)).tolist() == [2] * 4
+    hvd.barrier()
+
+
+def test_operation_of_a_program_does_not_join_the_next_job(pool):
+    with pool.ranks(2) as job:
+        job.run(check_program_of_the_last_job)
+
+
 def check_deadlock():
     """Two ranks wait for different operations, on one thread and on two."""
     rank = hvd.rank()
