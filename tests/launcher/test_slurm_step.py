@@ -60,7 +60,7 @@ while (left := of_job()) and time.monotonic() < deadline:
     time.sleep(0.05)
 print("RESULT", json.dumps([run.returncode, "".join(lines) + out, err, list(map(str, left))]))
 """
-# The rank itself becomes a sleep: a shell would print a line if Slurm killed its child before the shell.
+# sleep replaces the rank's shell, which would print "Killed" if Slurm killed its child first.
 READY = "sleep 600 & (setsid sleep 600 &) ; echo ready $SLURMD_NODENAME; exec sleep 600"
 
 

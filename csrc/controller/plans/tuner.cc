@@ -12,10 +12,11 @@ constexpr double kFaster = 0.98;
 constexpr double kMostDoubt = 0.1;
 // If it is faster only a little less often, the two are compared once more without the others.
 constexpr double kWorthALook = 0.4;
-// A trial ends early if a choice takes at most this part of the time of each other one, so many
-// turns more often than not: further turns would only cost the time of the slow choices. A turn in
-// which the program has paused does not hide the lead. So large a lead shows in warm-up turns as
-// well, except in the first one, in which each choice touches its memory for the first time. The
+// In a turn, a choice is far ahead of another one if it takes at most this part of its time. A
+// trial ends early once one choice has been far ahead of each other one in kTurnsAhead turns:
+// further turns would only cost the time of the slow choices. A turn in which it is not takes one
+// of these turns back, so that a pause of the program does not hide the lead. Warm-up turns count
+// as well, except the first one, in which each choice touches its memory for the first time. The
 // present choice needs a smaller lead, because nothing gets slower if it stays.
 constexpr double kFarAhead = 0.83;
 constexpr double kPresentAhead = 0.95;

@@ -355,7 +355,7 @@ TEST_CASE("ranks that all sleep start to spin again") {
   CHECK(asleep <= 3 * SpinBudget::kRests);
 }
 
-TEST_CASE("two ranks that sleep in each exchange stop doing so, however slowly they wake up") {
+TEST_CASE("two ranks that sleep in each exchange start to spin, also if a wake-up takes 400 us") {
   std::mt19937_64 random(test_seed());
   std::lognormal_distribution<double> noise(0, 0.1);
   for (const double wakes : {30e-6, 150e-6, 300e-6, 400e-6}) {
