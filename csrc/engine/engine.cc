@@ -83,7 +83,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       liveness_(mesh_, config_.rank),
       stalls_(config_, mesh_, registry_, point_to_point_, handles_, liveness_, peers_, activity_),
       transfers_(config_, mesh_, registry_, point_to_point_, gpu_, liveness_),
-      plans_(config_.options, registry_, handles_),
+      plans_(config_.options, registry_, handles_, submissions_),
       wakeups_(mesh_, registry_, point_to_point_, polling_, config_.rank),
       watchdog_(lifecycle_, handshake_, transfers_, stalls_, liveness_, wakeups_, plans_,
                 steady_now()),

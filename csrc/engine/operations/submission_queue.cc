@@ -112,7 +112,7 @@ bool SubmissionQueue::has_enough() {
 // ---- the thread that runs the loop ----
 
 std::optional<SubmissionQueue::Requests> SubmissionQueue::take(bool starting) {
-  if (!requests_waiting_.load() && !submissions_waiting_.load()) return std::nullopt;
+  if (!holds_any()) return std::nullopt;
   std::lock_guard lock(mutex_);
   requests_waiting_.store(false);
   if (starting && !abort_requested_ && !leave_requested_) return std::nullopt;

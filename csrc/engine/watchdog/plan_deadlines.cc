@@ -21,10 +21,14 @@ double PlanDeadlines::patience(const ProcessSet& set, double now) const {
     return std::fmin(kPatienceWithPeers, or_never(options_.data_timeout) / 4);
   }
   if (!set.negotiator.held_up()) return kNever;
+  bool has_waiters = false;
   for (const auto& [name, operation] : set.pending) {
-    if (handles_.waited_for(*operation, now)) return kPatienceOfWaiters;
+    has_waiters = has_waiters || handles_.waited_for(*operation, now);
   }
-  return set.plan_patience;
+  // What the plan lacks may be in the queue, submitted by the thread that waits now: the queue is
+  // looked at last. The loop takes what is there before it checks the plans again.
+  if (submissions_.holds_any()) return kNever;
+  return has_waiters ? kPatienceOfWaiters : set.plan_patience;
 }
 
 void PlanDeadlines::check(double now) {

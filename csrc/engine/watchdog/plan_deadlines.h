@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/operations/handle_table.h"
+#include "engine/operations/submission_queue.h"
 #include "engine/options.h"
 #include "engine/process_set_registry.h"
 
@@ -11,8 +12,8 @@ namespace horoplug {
 class PlanDeadlines {
  public:
   PlanDeadlines(const EngineOptions& options, const ProcessSetRegistry& registry,
-                const HandleTable& handles)
-      : options_(options), registry_(registry), handles_(handles) {}
+                const HandleTable& handles, const SubmissionQueue& submissions)
+      : options_(options), registry_(registry), handles_(handles), submissions_(submissions) {}
 
   void check(double now);
   // How long the plan of a set may stand still after the last event; kNever if it does not.
@@ -22,6 +23,7 @@ class PlanDeadlines {
   const EngineOptions& options_;
   const ProcessSetRegistry& registry_;
   const HandleTable& handles_;
+  const SubmissionQueue& submissions_;
 };
 
 }  // namespace horoplug

@@ -455,6 +455,76 @@ TEST_CASE("after a rank has left, a recv has limits without an inspection of all
   CHECK(kinds_received(*ranks[3]).empty());
 }
 
+namespace {
+
+// Two ranks, whose negotiators exchange messages. Batches are done as soon as they are decided.
+void negotiate(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const auto& from : ranks) {
+      Negotiator& negotiator = from->registry.global().negotiator;
+      negotiator.flush();
+      for (const auto& outgoing : negotiator.take_outgoing()) {
+        Reader reader(outgoing.message);
+        const MessageKind kind = read_head(reader).kind;
+        const auto to = static_cast<std::size_t>(outgoing.to);
+        ranks[to]->registry.global().negotiator.receive(from->config.rank, kind, reader);
+        moved = true;
+      }
+      for (const auto& decision : negotiator.take_decisions()) {
+        if (decision.kind != DecisionItem::Kind::kBatch) continue;
+        negotiator.batch_done(decision.plan);
+        moved = true;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a plan does not end while what a waiting caller has submitted is in the queue") {
+  const auto ranks = make_parts(2);
+  for (const auto& rank : ranks) rank->registry.create_global({});
+  const auto submit = [](EngineParts& rank, const std::string& name) {
+    rank.registry.global().negotiator.submit(name, make_test_operation(name)->signature);
+  };
+  // Both ranks repeat a step with two operations until it is a plan.
+  for (int step = 0; step < 6; ++step) {
+    for (const auto& rank : ranks) {
+      submit(*rank, "a");
+      submit(*rank, "b");
+    }
+    negotiate(ranks);
+  }
+  EngineParts& rank = *ranks[1];
+  ProcessSet& set = rank.registry.global();
+  REQUIRE(set.negotiator.has_plan());
+  PlanDeadlines plans(rank.config.options, rank.registry, rank.handles, rank.submissions);
+  const auto asks_for_the_end = [&](double now) {
+    plans.check(now);
+    return !set.negotiator.take_outgoing().empty();
+  };
+
+  const OperationPtr a = make_test_operation("a");
+  REQUIRE(rank.submissions.submit(std::vector{a}).ok());
+  REQUIRE(rank.submissions.take(false)->operations.size() == 1);
+  set.pending.emplace("a", a);
+  submit(rank, "a");
+  REQUIRE(set.negotiator.held_up());
+  set.last_event = 100;
+  CHECK(plans.patience(set, 100) == doctest::Approx(0.1));
+  // The program has computed for a while, submits the other operation, and waits.
+  REQUIRE(rank.submissions.submit(std::vector{make_test_operation("b")}).ok());
+  HandleTable::Wait wait(rank.handles, a->handle);
+  CHECK(!asks_for_the_end(101));
+  CHECK(plans.patience(set, 101) == kNever);
+  // The engine takes it. It is not what the plan lacks: the caller waits in vain.
+  REQUIRE(rank.submissions.take(false)->operations.size() == 1);
+  CHECK(plans.patience(set, 101) == doctest::Approx(0.002));
+  CHECK(!asks_for_the_end(100.001));
+  CHECK(asks_for_the_end(101));
+}
+
 TEST_CASE("the watchdog does not hold it against the peers that this process stood still") {
   EngineOptions options;
   options.data_timeout = 10;
@@ -466,7 +536,7 @@ TEST_CASE("the watchdog does not hold it against the peers that this process sto
                               rank.liveness);
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
                         rank.liveness, rank.peers, rank.activity);
-  PlanDeadlines plans(rank.config.options, rank.registry, rank.handles);
+  PlanDeadlines plans(rank.config.options, rank.registry, rank.handles, rank.submissions);
   PeerWakeUps wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, 0);
   Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
                     100);
