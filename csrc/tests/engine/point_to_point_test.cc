@@ -414,6 +414,41 @@ TEST_CASE("an operation without a partner ends when the other rank leaves") {
   });
 }
 
+TEST_CASE(
+    "every recv that is submitted while a rank leaves ends, also one from a rank that stays") {
+  const std::uint64_t seed = test_seed();
+  for (std::uint64_t round = 0; round < (kSanitized ? 30 : 100); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    std::mt19937_64 random(seed + round);
+    const std::uint64_t spins = random() % 50'000;
+    Cluster cluster(Transport::kThreads, 3, patient());
+    cluster.run([&](int rank) {
+      Engine& engine = cluster.engine(rank);
+      if (rank == 1) return;
+      if (rank == 2) {
+        for (std::uint64_t i = 0; i < spins; ++i) spin_pause();
+        return engine.shutdown();
+      }
+      std::vector<float> data(2);
+      std::vector<hp_handle> handles;
+      // Until the engine refuses more.
+      const Status refused = failure_of([&] {
+        for (std::int32_t tag = 0;; ++tag) {
+          handles.push_back(submit(engine, order_of(OpKind::kReceive, data, 1, tag)));
+          // The engine takes each one, so that some reach it just before it learns of the leave.
+          engine.poll(handles.back());
+        }
+      });
+      expect(refused.code == HP_SHUT_DOWN, "refused: " + refused.message);
+      for (const hp_handle handle : handles) {
+        const Status status = failure_of([&] { await(engine, handle); });
+        expect(status.code == HP_SHUT_DOWN, "recv: " + status.message);
+      }
+    });
+  }
+}
+
 TEST_CASE("sends and recvs between the other ranks go on when ranks leave") {
   const std::uint64_t seed = test_seed();
   EngineOptions options = patient();
