@@ -40,8 +40,8 @@ def train(steps, every=0):
     return flat.numpy().tobytes(), messages, stats()
 
 
-# Plans end only where a program or a machine ends them: the autotuner ends a plan after each trial, after a number of
-# steps that depends on the times that it measures.
+# The autotuner ends a plan after each trial, whose number of steps depends on the times that it measures. Tests of what
+# else ends a plan switch it off.
 UNTUNED = {"HOROVOD_AUTOTUNE": "0"}
 
 

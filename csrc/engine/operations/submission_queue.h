@@ -52,8 +52,8 @@ class SubmissionQueue {
 
   // Whether the loop has to wake up for a request.
   bool requests_waiting() const { return requests_waiting_.load(); }
-  // Whether there is anything that take() has not returned yet. A thread that is blocked on an
-  // operation has queued before all that it has submitted.
+  // Whether there is anything that take() has not returned yet. If a thread is seen to wait, a
+  // later call of this function accounts for all that the thread submitted before its wait.
   bool holds_any() const { return requests_waiting_.load() || submissions_waiting_.load(); }
 
   // ---- the thread that runs the loop

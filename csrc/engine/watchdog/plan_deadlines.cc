@@ -25,8 +25,8 @@ double PlanDeadlines::patience(const ProcessSet& set, double now) const {
   for (const auto& [name, operation] : set.pending) {
     has_waiters = has_waiters || handles_.waited_for(*operation, now);
   }
-  // What the plan lacks may be in the queue, submitted by the thread that waits now: the queue is
-  // looked at last. The loop takes what is there before it checks the plans again.
+  // The queue may hold what the plan lacks, and the loop takes it before it checks the plans again.
+  // A thread submits before it waits, so the queue is looked at after the waiters.
   if (submissions_.holds_any()) return kNever;
   return has_waiters ? kPatienceOfWaiters : set.plan_patience;
 }

@@ -457,7 +457,8 @@ TEST_CASE("after a rank has left, a recv has limits without an inspection of all
 
 namespace {
 
-// Two ranks, whose negotiators exchange messages. Batches are done as soon as they are decided.
+// Delivers the messages between the ranks' negotiators until there are none. Batches are done as
+// soon as they are decided.
 void negotiate(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
   for (bool moved = true; moved;) {
     moved = false;
