@@ -1,5 +1,6 @@
 #include "engine/watchdog/plan_deadlines.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/time.h"
@@ -21,10 +22,9 @@ double PlanDeadlines::patience(const ProcessSet& set, double now) const {
     return std::fmin(kPatienceWithPeers, or_never(options_.data_timeout) / 4);
   }
   if (!set.negotiator.held_up()) return kNever;
-  bool has_waiters = false;
-  for (const auto& [name, operation] : set.pending) {
-    has_waiters = has_waiters || handles_.waited_for(*operation, now);
-  }
+  const bool has_waiters =
+      std::any_of(set.pending.begin(), set.pending.end(),
+                  [&](const auto& entry) { return handles_.waited_for(*entry.second, now); });
   // The queue may hold what the plan lacks, and the loop takes it before it checks the plans again.
   // A thread submits before it waits, so the queue is looked at after the waiters.
   if (submissions_.holds_any()) return kNever;

@@ -519,7 +519,7 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
   HandleTable::Wait wait(rank.handles, a->handle);
   CHECK(!asks_for_the_end(101));
   CHECK(plans.patience(set, 101) == kNever);
-  // The engine takes it. It is not what the plan lacks: the caller waits in vain.
+  // The engine has taken it, and the plan still lacks an operation: the caller waits in vain.
   REQUIRE(rank.submissions.take(false)->operations.size() == 1);
   CHECK(plans.patience(set, 101) == doctest::Approx(0.002));
   CHECK(!asks_for_the_end(100.001));
