@@ -13,7 +13,6 @@ container bridge, is therefore not mistaken for the launcher's. The probe ends w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import sys
@@ -22,13 +21,15 @@ from collections.abc import Callable
 from typing import Any
 
 import horoplug
+from horoplug.base import threads
 from horoplug.base.errors import AuthenticationError
-from horoplug.rendezvous.network.auth import Role, authenticate
+from horoplug.rendezvous.network.auth import Encryption, Role, authenticate
 from horoplug.rendezvous.network.interfaces import select_interfaces
+from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.store import protocol
 
 PEER_CONTEXT = b"probe"
-_MAX_UNAUTHENTICATED = 32  # connections that may authenticate at the same time
+_HOSTS = 128  # that may connect at once; further ones wait
 
 
 class Probe:
@@ -41,7 +42,6 @@ class Probe:
         self._secret = secret
         self._seconds = seconds
         self._say = say
-        self._room = threading.Semaphore(_MAX_UNAUTHENTICATED)
 
     def hello(self, interfaces: list[str]) -> None:
         """Report the version, and the interface to use."""
@@ -69,7 +69,10 @@ class Probe:
                 reason = (error.strerror or str(error)).lower()
             self._say({kind: {"number": number, "own": own, "reason": reason}})
 
-        threading.Thread(target=run, daemon=True).start()
+        try:
+            threads.start(run)
+        except OSError as error:
+            self._say({kind: {"number": number, "own": None, "reason": error.strerror}})
 
     def _connect(self, context: bytes, address: str, port: int) -> str:
         """Connect and authenticate. Returns this host's address of the connection."""
@@ -79,27 +82,18 @@ class Probe:
 
     def listen(self, address: str) -> None:
         """Listen for the other hosts' probes, and report the port."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            listener = socket.create_server((address, 0), family=family, backlog=128)
+            listener = bind(address)
+            port = listener.getsockname()[1]
+            # Whoever has authenticated has seen what it wanted to know.
+            Listener(
+                *([listener], self._secret, PEER_CONTEXT, Encryption.OFF, _HOSTS, lambda _: None),
+                auth_seconds=self._seconds,
+            )
         except OSError as error:
             self._say({"failed": f"cannot listen on {address}: {error.strerror}"})
             return
-        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-        self._say({"listening": listener.getsockname()[1]})
-
-    def _serve(self, listener: socket.socket) -> None:
-        while True:
-            self._room.acquire()
-            sock, _ = listener.accept()
-            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            with sock, contextlib.suppress(AuthenticationError):
-                authenticate(sock, self._secret, Role.SERVER, PEER_CONTEXT, self._seconds, "a host")
-        finally:
-            self._room.release()
+        self._say({"listening": port})
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
+from horoplug.base import threads
 from horoplug.base.errors import ProtocolError
 from horoplug.rendezvous.bootstrap import slurm
 from horoplug.rendezvous.network.auth import Encryption
@@ -93,8 +94,11 @@ class NodeLink(PipeLink):
     def serve(self, stream: MessageStream) -> None:
         """Exchange bytes with the node's task until its end. Runs in a thread of its own."""
         self.attached, self._sock = True, stream.sock
-        sender = threading.Thread(target=self._send_all, args=(stream,), daemon=True)
-        sender.start()
+        try:
+            threads.start(self._send_all, stream)
+        except OSError as error:
+            self.fail(str(error.strerror))
+            return
         try:
             while True:
                 message = stream.receive(slurm_agent.MAX_MESSAGE)

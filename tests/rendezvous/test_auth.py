@@ -9,13 +9,7 @@ import threading
 import pytest
 
 from horoplug.rendezvous.errors import AuthenticationError
-from horoplug.rendezvous.network.auth import (
-    FRAME_BYTES,
-    Handshake,
-    Role,
-    authenticate,
-    least_deserving,
-)
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role, authenticate
 
 SECRET = secrets.token_bytes(32)
 
@@ -201,12 +195,3 @@ def test_random_frames_only_raise_authentication_errors():
         except AuthenticationError:
             pass
         assert not shake.done
-
-
-def test_oldest_connection_of_the_busiest_source_is_least_deserving():
-    waiting = {1: "a", 2: "b", 3: "c", 4: "b", 5: "c", 6: "c"}
-    dropped = []
-    while waiting:
-        dropped.append(least_deserving(waiting))
-        del waiting[dropped[-1]]
-    assert dropped == [3, 2, 5, 1, 4, 6]

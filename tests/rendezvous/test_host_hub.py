@@ -44,7 +44,6 @@ class Host:
                         end,
                         identity,
                         target=target,
-                        deadline=0,
                         admit=lambda *_: None,
                         label=f"rank {rank if target is None else 0}",
                     )

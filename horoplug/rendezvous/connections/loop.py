@@ -16,13 +16,12 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-from horoplug.base import descriptors
 from horoplug.base.errors import AuthenticationError, ProtocolError
 from horoplug.rendezvous.connections.peer_connection import Identity, PeerConnection, Refusal, Stage
 from horoplug.rendezvous.connections.sockets import Address, tune_tcp
-from horoplug.rendezvous.network.auth import least_deserving
+from horoplug.rendezvous.network.acceptor import Acceptor
 from horoplug.rendezvous.network.peer_user import is_own_user, peer_user
 
 _INCOMING_SECONDS = 5.0  # limit for authentication and hello on an accepted connection
@@ -48,12 +47,18 @@ class ConnectionLoop(abc.ABC):
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._pending: dict[PeerConnection, None] = {}  # not ready yet
-        self._incoming: dict[PeerConnection, None] = {}  # those that were accepted, oldest first
         self._outgoing: dict[Key, PeerConnection] = {}  # those that this rank makes
         self._ready: dict[Key, PeerConnection] = {}
         self._addresses: dict[int, Address] = {}
         self._retries: dict[Key, float] = {}  # time of the next attempt
         self._complaints = 0
+        self._acceptor: Acceptor[PeerConnection] = (
+            Acceptor(  # of incoming connections that are not ready
+                *(self._take, self._reject, self._complain),
+                most=lambda: self._most_incoming,
+                seconds=_INCOMING_SECONDS,
+            )
+        )
 
     def listen(self, listener: socket.socket, data_timeout: float = 30.0) -> None:
         """Take ownership of a listener. Connections are accepted while the loop runs.
@@ -61,7 +66,7 @@ class ConnectionLoop(abc.ABC):
         ``data_timeout``: see :func:`.sockets.tune_tcp`."""
         self._listeners.append(listener)
         self._data_timeout = data_timeout
-        self.watch(listener, functools.partial(self._accept, listener))
+        self.watch(listener, functools.partial(self._acceptor.accept, listener))
 
     def watch(self, source: int | socket.socket, readable: Callable[[], None]) -> None:
         """Call a function in the loop whenever a descriptor is readable. The caller owns the descriptor."""
@@ -105,17 +110,11 @@ class ConnectionLoop(abc.ABC):
                 self._advance(key.data)
             elif key.data is not None:
                 key.data()
-        now = time.monotonic()
-        while self._incoming and (oldest := next(iter(self._incoming))).deadline <= now:
-            self._complain(f"{oldest.label} was too slow to identify itself")
-            self._drop(oldest)
+        self._acceptor.expire()
 
     def _next_due(self) -> float:
         """The time of the next attempt or of the next deadline of an incoming connection; infinite without one."""
-        due = min(self._retries.values(), default=math.inf)
-        if self._incoming:
-            due = min(due, next(iter(self._incoming)).deadline)
-        return due
+        return min([self._acceptor.due(), *self._retries.values()])
 
     def _take_due(self) -> list[Key]:
         """The connections to try again now."""
@@ -139,7 +138,6 @@ class ConnectionLoop(abc.ABC):
             sock,
             self._me,
             target=rank,
-            deadline=math.inf,
             admit=self._admit,
             label=f"rank {rank}",
             lane=lane,
@@ -167,46 +165,20 @@ class ConnectionLoop(abc.ABC):
         self._watch(connection)
         self._advance(connection)
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(64):
-            try:
-                sock, address = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._complain(f"cannot accept connections: {descriptors.reason(error)}")
-                time.sleep(0.01)
-                return
-            sock.setblocking(False)
-            source: str | int
-            if sock.family == socket.AF_UNIX:
-                if not is_own_user(sock):
-                    self._complain(f"a process of user {peer_user(sock)}, not of the job's user")
-                    sock.close()
-                    continue
-                label, source = "a process on this host", peer_user(sock)
-            else:
-                source = address[0]
-                label = f"{address[0]}:{address[1]}"
-                try:
-                    tune_tcp(sock, self._data_timeout)
-                except OSError:  # the peer has closed the connection
-                    sock.close()
-                    continue
-            connection = PeerConnection(
-                sock,
-                self._me,
-                target=None,
-                deadline=time.monotonic() + _INCOMING_SECONDS,
-                admit=self._admit,
-                label=label,
-                source=source,
-            )
-            self._watch(connection)
-            if len(self._incoming) > self._most_incoming:
-                dropped = least_deserving({other: other.source for other in self._incoming})
-                self._complain(f"{dropped.label} was dropped: too many connections at once")
-                self._drop(dropped)
+    def _take(self, sock: socket.socket, label: str, source: Hashable) -> PeerConnection | None:
+        """Begin to identify the process at the other end of a connection that was accepted."""
+        if sock.family != socket.AF_UNIX:
+            tune_tcp(sock, self._data_timeout)
+        elif not is_own_user(sock):
+            self._complain(f"a process of user {peer_user(sock)}, not of the job's user")
+            return None
+        connection = PeerConnection(sock, self._me, target=None, admit=self._admit, label=label)
+        self._watch(connection)
+        return connection
+
+    def _reject(self, connection: PeerConnection, reason: str) -> None:
+        self._complain(f"{connection.label} {reason}")
+        self._drop(connection)
 
     def _advance(self, connection: PeerConnection) -> None:
         if connection not in self._pending:
@@ -235,12 +207,10 @@ class ConnectionLoop(abc.ABC):
                 self._selector.modify(connection.sock, _events(connection), connection)
 
     def _watch(self, connection: PeerConnection) -> None:
-        self._pending[connection] = None
-        if connection.target is None:
-            self._incoming[connection] = None
-        else:
-            self._outgoing[connection.target, connection.lane] = connection
         self._selector.register(connection.sock, _events(connection), connection)
+        self._pending[connection] = None
+        if connection.target is not None:
+            self._outgoing[connection.target, connection.lane] = connection
 
     def _drop(self, connection: PeerConnection) -> None:
         self._forget(connection)
@@ -250,7 +220,7 @@ class ConnectionLoop(abc.ABC):
         self._selector.unregister(connection.sock)
         del self._pending[connection]
         if connection.target is None:
-            self._incoming.pop(connection, None)
+            self._acceptor.discard(connection)
         else:
             self._outgoing.pop((connection.target, connection.lane), None)
 
@@ -269,7 +239,6 @@ class ConnectionLoop(abc.ABC):
         for connection in (*self._pending, *self._ready.values()):
             connection.close()
         self._pending.clear()
-        self._incoming.clear()
         self._outgoing.clear()
         self._ready.clear()
         self._retries.clear()

@@ -17,7 +17,7 @@ import hmac
 import os
 import socket
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from horoplug.base.errors import AuthenticationError, ProtocolError
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Encryption, Handshake, Role
@@ -98,22 +98,17 @@ class PeerConnection:
         me: Identity,
         *,
         target: int | None,
-        deadline: float,
         admit: Callable[[int, int, bool], Refusal | None],
         label: str,
         lane: int = 0,
-        source: Hashable = None,
     ) -> None:
         """``target``: the rank that this connection is made to; None for an accepted one. ``lane``: the number of the
-        connection among those to ``target``. ``deadline``: enforced by the event loop. ``admit(rank, lane,
-        is_local)``: why an accepted connection has to be refused; None: it is accepted. ``label``: names the peer in
-        messages. ``source``: the origin of an accepted connection: an address or, on this host, a user."""
-        self.source = source
+        connection among those to ``target``. ``admit(rank, lane, is_local)``: why an accepted connection
+        has to be refused; None: it is accepted. ``label``: names the peer in messages."""
         self.sock = sock
         self.lane = lane
         self.target = target
         self.rank = target
-        self.deadline = deadline
         self.label = label
         self.local = sock.family == socket.AF_UNIX
         self.fds: list[int] = []

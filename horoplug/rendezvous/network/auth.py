@@ -24,7 +24,6 @@ whether the connection is encrypted. A server may require one kind of client; th
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import enum
 import hashlib
@@ -33,15 +32,11 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Hashable, Mapping
-from typing import TypeVar
 
 from horoplug.base.errors import AuthenticationError, WrongSecretError
 from horoplug.rendezvous.network.encryption import EncryptedChannel, SessionKeys, fresh_key
 from horoplug.rendezvous.network.libcrypto import PrivateKey
 from horoplug.rendezvous.network.messages import MessageChannel
-
-_Connection = TypeVar("_Connection")
 
 SECRET_BYTES = 32
 _FRAME = struct.Struct("!4sBBH32s")
@@ -283,13 +278,3 @@ def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
     if data:
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.sendall(data)
-
-
-def least_deserving(waiting: Mapping[_Connection, Hashable]) -> _Connection:
-    """The connection to drop if too many have not authenticated: the oldest connection of the source that has the most.
-
-    A host that opens connections and stays silent displaces its own connections, not those of other hosts.
-    ``waiting``: maps each connection to its source, the oldest connection first."""
-    counts = collections.Counter(waiting.values())
-    most = max(counts.values())
-    return next(each for each, source in waiting.items() if counts[source] == most)

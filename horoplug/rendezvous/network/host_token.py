@@ -11,13 +11,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
+import math
 import os
 import secrets
 import socket
-import threading
 import time
+from collections.abc import Hashable
 
+from horoplug.base import threads
 from horoplug.base.errors import RendezvousError
+from horoplug.rendezvous.network.acceptor import Acceptor
 from horoplug.rendezvous.network.peer_user import is_own_user
 
 _BYTES = 16
@@ -34,6 +37,7 @@ class HostToken:
         digest = hmac.new(secret, data.encode(), hashlib.sha256).hexdigest()
         name = f"\0horoplug-host-{digest[:32]}"
         self._listener: socket.socket | None = None
+        self._closed = False
         self.value = self._obtain(name, time.monotonic() + timeout)
         """Text that is equal for the ranks of one host."""
 
@@ -52,8 +56,8 @@ class HostToken:
             else:
                 token = secrets.token_bytes(_BYTES)
                 sock.listen(1024)
+                threads.start(self._serve, sock, token)
                 self._listener = sock
-                threading.Thread(target=_serve, args=(sock, token), daemon=True).start()
                 return token.hex()
             if time.monotonic() > deadline:
                 raise RendezvousError("a rank on this host that started earlier does not answer")
@@ -63,9 +67,22 @@ class HostToken:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
             self._listener.close()
+
+    def _serve(self, listener: socket.socket, token: bytes) -> None:
+        def answer(sock: socket.socket, _label: str, _source: Hashable) -> None:
+            if is_own_user(sock):
+                sock.send(token)
+
+        # No connection outlives its answer, so that none is ever dropped.
+        acceptor: Acceptor[socket.socket] = Acceptor(
+            *(answer, lambda *_: None, lambda _: None), most=lambda: 1, seconds=math.inf
+        )
+        while not self._closed:
+            acceptor.accept(listener)
 
 
 def _ask(name: str, deadline: float) -> bytes | None:
@@ -81,16 +98,3 @@ def _ask(name: str, deadline: float) -> bytes | None:
         except OSError:
             return None
     return found if len(found) == _BYTES else None
-
-
-def _serve(listener: socket.socket, token: bytes) -> None:
-    while True:
-        try:
-            peer, _ = listener.accept()
-            with peer:
-                if is_own_user(peer):
-                    peer.send(token)
-        except OSError as error:
-            if error.errno in (errno.EINVAL, errno.EBADF):
-                return  # closed
-            time.sleep(_PAUSE)  # the peer has ended, or there are too many open files for now

@@ -9,22 +9,17 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Hashable
 
-from horoplug.base import descriptors
+from horoplug.base import descriptors, threads
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
-from horoplug.rendezvous.network.auth import (
-    FRAME_BYTES,
-    Encryption,
-    Handshake,
-    Role,
-    least_deserving,
-)
+from horoplug.rendezvous.network.acceptor import Acceptor
+from horoplug.rendezvous.network.auth import FRAME_BYTES, Encryption, Handshake, Role
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.network.messages import MessageChannel
 from horoplug.rendezvous.store import protocol
@@ -32,7 +27,7 @@ from horoplug.rendezvous.store.state import StoreState
 
 AUTH_SECONDS = 10.0
 BACKLOG = 65535  # the kernel takes less if net.core.somaxconn is lower
-MAX_UNAUTHENTICATED = 16384  # beyond that, the oldest connection of the busiest source is dropped
+MAX_UNAUTHENTICATED = 16384
 _MIN_UNAUTHENTICATED = 256
 MAX_OUTPUT = 2 * protocol.MAX_REPLY  # bytes queued for a client before it is dropped
 _LONGEST_WAIT = 3600.0  # seconds
@@ -46,7 +41,6 @@ class _Connection:
     sock: socket.socket
     peer: str
     handshake: Handshake | None  # None: authenticated
-    deadline: float  # time limit for authentication
     channel: MessageChannel | None = None  # once authenticated
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
     outbox: bytearray = dataclasses.field(default_factory=bytearray)
@@ -69,12 +63,15 @@ class StoreServer:
 
         ``auth_seconds``: limit for a client's authentication. Errors: OSError if the address cannot be bound."""
         # All ranks may connect at once. Unauthenticated connections may take half of the descriptors.
-        self._for_strangers = max(descriptors.limit() // 2, _MIN_UNAUTHENTICATED)
+        for_strangers = max(descriptors.limit() // 2, _MIN_UNAUTHENTICATED)
         self._secret = secret
-        self._auth_seconds = auth_seconds
         self._complaints = 0
         self._connections: dict[_Connection, None] = {}
-        self._unauthenticated: dict[_Connection, str] = {}  # each connection's source, oldest first
+        self._acceptor: Acceptor[_Connection] = Acceptor(
+            *(self._admit, self._drop, lambda text: self._complain(None, text)),
+            most=lambda: min(for_strangers, MAX_UNAUTHENTICATED),
+            seconds=auth_seconds,
+        )
         self._state = StoreState(self._reply, self._on_set)
         # Calls of other threads for the server thread.
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
@@ -89,12 +86,11 @@ class StoreServer:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._owner = os.getpid()
         close_in_children(self)
-        self._thread = threading.Thread(target=self._run, name="horoplug-store", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="horoplug-store")
 
     def __enter__(self) -> StoreServer:
         return self
@@ -186,55 +182,36 @@ class StoreServer:
             if isinstance(key.data, _Connection):
                 self._serve(key.data, events)
             elif key.data is not None:
-                self._accept()
+                self._acceptor.accept(self._listener)
             else:
                 self._wake_in.recv(4096)
         while self._calls:
             self._calls.popleft()()
         now = time.monotonic()
         self._state.expire(now)
-        for connection in list(self._unauthenticated):
-            if connection.deadline > now:
-                break
-            self._complain(
-                connection, f"did not authenticate within {self._auth_seconds:g} s", close=True
-            )
+        self._acceptor.expire()
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
         now = time.monotonic()
-        deadlines = [self._state.expire(now)]
-        deadlines += [c.deadline for c in list(self._unauthenticated)[:1]]
-        due = [deadline for deadline in deadlines if deadline is not None]
+        waits = self._state.expire(now)
+        due = min(math.inf if waits is None else waits, self._acceptor.due())
         # Waits for a month, which a client may ask for, are more than epoll accepts.
-        return min(max(min(due) - now, 0.0) + 0.001, _LONGEST_WAIT) if due else None
+        return None if due == math.inf else min(max(due - now, 0.0) + 0.001, _LONGEST_WAIT)
 
-    def _accept(self) -> None:
-        for _ in range(64):  # at most so many at once, so that other clients are served in between
-            try:
-                sock, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Most likely out of descriptors: connections stay in the backlog until some are free.
-                self._complain(None, f"cannot accept connections: {descriptors.reason(error)}")
-                time.sleep(0.05)
-                return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            peer = f"{address[0]}:{address[1]}"
-            # Serve encrypted and plain clients, so that a client with the wrong setting learns what other ranks use.
-            context, encryption = protocol.AUTH_CONTEXT, Encryption.AS_CLIENT
-            handshake = Handshake(self._secret, Role.SERVER, context, peer, encryption)
-            deadline = time.monotonic() + self._auth_seconds
-            connection = _Connection(sock, peer, handshake, deadline)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
-            self._connections[connection] = None
-            self._unauthenticated[connection] = address[0]
-            if len(self._unauthenticated) > min(self._for_strangers, MAX_UNAUTHENTICATED):
-                dropped = least_deserving(self._unauthenticated)
-                self._complain(dropped, "was dropped: too many connections at once", close=True)
+    def _admit(self, sock: socket.socket, peer: str, source: Hashable) -> _Connection:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Serve encrypted and plain clients, so that a client with the wrong setting learns what other ranks use.
+        context, encryption = protocol.AUTH_CONTEXT, Encryption.AS_CLIENT
+        handshake = Handshake(self._secret, Role.SERVER, context, peer, encryption)
+        connection = _Connection(sock, peer, handshake)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._connections[connection] = None
+        return connection
+
+    def _drop(self, connection: _Connection, reason: str) -> None:
+        self._complain(connection, reason, close=True)
 
     def _serve(self, connection: _Connection, events: int) -> None:
         if not connection.open:
@@ -276,7 +253,7 @@ class StoreServer:
                 if connection.handshake.done:
                     connection.channel = connection.handshake.channel()
                     connection.handshake = None
-                    self._unauthenticated.pop(connection, None)
+                    self._acceptor.discard(connection)
                 continue
             assert connection.channel is not None
             message = connection.channel.take(inbox, protocol.MAX_REQUEST)
@@ -337,5 +314,5 @@ class StoreServer:
         self._selector.unregister(connection.sock)
         connection.sock.close()
         self._connections.pop(connection, None)
-        self._unauthenticated.pop(connection, None)
+        self._acceptor.discard(connection)
         self._state.closed(connection, reason)
