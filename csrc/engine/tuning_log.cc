@@ -1,9 +1,12 @@
 #include "engine/tuning_log.h"
 
-#include <cerrno>
-#include <cstring>
-#include <sstream>
+#include <unistd.h>
 
+#include <cerrno>
+#include <sstream>
+#include <system_error>
+
+#include "base/private_file.h"
 #include "base/status.h"
 
 namespace horoplug {
@@ -35,23 +38,39 @@ std::string summary(const Trial& trial) {
 
 TuningLog::TuningLog(const std::string& path, const Log& log) : log_(log) {
   if (path.empty()) return;
-  file_.open(path, std::ios::trunc);
-  if (!file_) {
-    throw Error(HP_INVALID_ARGUMENT, "the log of the autotuner cannot be written to '" + path +
-                                         "' (HOROVOD_AUTOTUNE_LOG): " + std::strerror(errno));
+  fd_ = open_private_file(path,
+                          "the log of the autotuner (HOROVOD_AUTOTUNE_LOG) cannot be written to");
+  if (::ftruncate(fd_, 0) == 0) append("process_set,setting,value,steps,median_step_ms,chosen\n");
+}
+
+TuningLog::~TuningLog() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void TuningLog::append(std::string_view text) {
+  while (fd_ >= 0 && !text.empty()) {
+    const ssize_t written = ::write(fd_, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      log_(LogLevel::kWarning,
+           "the log of the autotuner ends here: " + std::generic_category().message(errno));
+      ::close(fd_);
+      fd_ = -1;
+      return;
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
   }
-  file_ << "process_set,setting,value,steps,median_step_ms,chosen\n" << std::flush;
 }
 
 void TuningLog::write(std::uint32_t set, const Trial& trial) {
   log_(LogLevel::kInfo, "autotune, process set " + std::to_string(set) + ": " + summary(trial));
-  if (!file_.is_open()) return;
+  std::ostringstream lines;
   for (std::size_t i = 0; i < trial.choices.size(); ++i) {
     const Trial::Choice& choice = trial.choices[i];
-    file_ << set << ',' << trial.setting << ',' << choice.value << ',' << trial.turns << ','
+    lines << set << ',' << trial.setting << ',' << choice.value << ',' << trial.turns << ','
           << milliseconds(choice.seconds) << ',' << (i == trial.chosen ? 1 : 0) << '\n';
   }
-  file_.flush();
+  append(lines.str());
 }
 
 }  // namespace horoplug

@@ -2,8 +2,8 @@
 // that was tried.
 #pragma once
 
-#include <fstream>
 #include <string>
+#include <string_view>
 
 #include "base/log.h"
 #include "controller/plans/tuner.h"
@@ -14,12 +14,18 @@ class TuningLog {
  public:
   // An empty path: no file. Throws Error if it cannot be written.
   TuningLog(const std::string& path, const Log& log);
+  ~TuningLog();
+  TuningLog(const TuningLog&) = delete;
+  TuningLog& operator=(const TuningLog&) = delete;
 
   void write(std::uint32_t set, const Trial& trial);
 
  private:
+  // Nothing more is written after the first failure, such as a full disk.
+  void append(std::string_view text);
+
   const Log log_;
-  std::ofstream file_;
+  int fd_ = -1;
 };
 
 }  // namespace horoplug

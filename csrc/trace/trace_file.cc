@@ -1,6 +1,5 @@
 #include "trace/trace_file.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/private_file.h"
 #include "base/status.h"
 
 namespace horoplug {
@@ -21,19 +21,9 @@ constexpr off_t kMostBlanks = 8 << 20;
 
 }  // namespace
 
-TraceFile::TraceFile(std::string path) : path_(std::move(path)) {
-  // O_NONBLOCK: a pipe without a reader is rejected instead of blocking. The names of tensors are
-  // for nobody else.
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
-  if (fd_ < 0) fail(errno);
-  struct stat found{};
-  const int error = ::fstat(fd_, &found) != 0 ? errno : 0;
-  if (error == 0 && S_ISREG(found.st_mode)) return;
-  ::close(fd_);
-  if (error != 0) fail(error);
-  throw Error(HP_INVALID_ARGUMENT,
-              "the timeline cannot be written to " + path_ + ": it is not a regular file");
-}
+// The names of tensors are for nobody else.
+TraceFile::TraceFile(std::string path)
+    : path_(std::move(path)), fd_(open_private_file(path_, "the timeline cannot be written to")) {}
 
 TraceFile::~TraceFile() { ::close(fd_); }
 

@@ -45,7 +45,7 @@ class TraceFile {
   void extend();
 
   const std::string path_;
-  int fd_ = -1;
+  const int fd_;
   std::string pending_;  // to be written at end_, within one page
   off_t end_ = 0;        // end of the events
   off_t size_ = 0;       // size of the file; its last two bytes are "\n]"

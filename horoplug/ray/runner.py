@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from horoplug.base.private_file import open_private_file
 from horoplug.ray import cluster
 from horoplug.ray.calls import Callbacks
 from horoplug.ray.coordinator import Coordinator as Coordinator
@@ -84,7 +84,7 @@ class RayExecutor:
         are accepted for compatibility with Horovod."""
         if ssh_str and ssh_identity_file and not Path(ssh_identity_file).exists():
             # Programs may use the file for something else.
-            with open(ssh_identity_file, "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+            with open(open_private_file(ssh_identity_file), "w", encoding="utf-8") as file:
                 file.write(ssh_str)
         return MiniSettings(
             ssh_identity_file=ssh_identity_file,

@@ -9,12 +9,12 @@ from horoplug.base import config
 
 from .arguments import Options
 from .checks import UsageError, check_command
-from .elastic.discovery import DiscoveryError, HostDiscoveryScript
+from .elastic.discovery import DiscoveryError, HostDiscoveryScript, MergedHosts
 from .elastic.roster import Limits
 from .elastic.stragglers import Pacing
 from .elastic_job import ElasticJob
 from .environment import common_environment
-from .hosts import Host, Placement, assign_ranks
+from .hosts import Host, Machines, Placement, assign_ranks
 from .job_options import common_arguments, wrong_settings
 
 _UNLIMITED = 1 << 20
@@ -34,7 +34,8 @@ def make_elastic_job(
     if options.host_discovery_script is not None:
         if hosts is not None:
             raise UsageError("--host-discovery-script: not allowed with -H or -hostfile")
-        discovery = HostDiscoveryScript(options.host_discovery_script, options.slots_per_host)
+        script = HostDiscoveryScript(options.host_discovery_script, options.slots_per_host)
+        discovery = MergedHosts(script, Machines())
         try:
             found = discovery.find_available_hosts_and_slots()
         except DiscoveryError:

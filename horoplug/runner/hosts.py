@@ -9,15 +9,17 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from horoplug.rendezvous.network.interfaces import interfaces
 
 from .checks import UsageError
+from .host_names import HostNames, spelled_alike
 
 _LOOKUP_SECONDS = 3.0
+_OWN = object()  # this machine
 _SHOWN = 200  # characters of a wrong list of hosts that an error message shows
 _SLOTS = re.compile("[0-9]{1,9}")
 # An IPv6 address in brackets, a name or an IPv4 address; each after an optional "user@". Neither part may look like a
@@ -126,26 +128,38 @@ def _cut(text: str) -> str:
 
 def add_up(hosts: Iterable[Host]) -> list[Host]:
     """Merge entries of the same name, at the place of the first one, and add up their slots."""
-    slots: dict[str, int] = {}
-    for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
-    return [Host(name, count) for name, count in slots.items()]
+    return [Host(*each) for each in HostNames(spelled_alike).merge(hosts).items()]
+
+
+class Machines:
+    """Which machine a name means (host_names.py). It decides once for each name, because a lookup may take long."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Hashable] = {}
+        self.addresses: dict[str, list[str]] = {}
+        """By name, the addresses that :func:`lookup` has found."""
+
+    def __call__(self, names: Iterable[str]) -> dict[str, Hashable]:
+        """The machine that each name means."""
+        names = list(names)
+        new = [name for name in names if name not in self._known]
+        self.addresses |= lookup(new)
+        for name, spelled in spelled_alike(new).items():
+            is_own = is_this_host(name, self.addresses[name])
+            self._known[name] = _OWN if is_own else spelled
+        return {name: self._known[name] for name in names}
+
+    def is_own(self, name: str) -> bool:
+        """Whether a name that was asked for means this machine."""
+        return self._known[name] is _OWN
 
 
 def assign_ranks(hosts: Sequence[Host], size: int) -> list[Placement]:
     """Assign ranks: they fill one host after the other, and hosts without ranks are left out.
 
-    All names of this machine count as one host.
-
     Errors: UsageError if there are more ranks than slots."""
-    merged: dict[str, int] = {}
-    own: str | None = None
-    addresses = lookup(host.name for host in hosts)
-    for host in hosts:
-        name = host.name
-        if name not in merged and is_this_host(name, addresses[name]):
-            own = name = own or name
-        merged[name] = merged.get(name, 0) + host.slots
+    machines = Machines()
+    merged = HostNames(machines).merge(hosts)
     room = sum(merged.values())
     if size > room:
         listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
@@ -156,7 +170,8 @@ def assign_ranks(hosts: Sequence[Host], size: int) -> list[Placement]:
     for name, slots in merged.items():
         ranks = tuple(range(first, min(first + slots, size)))
         if ranks:
-            placed.append(Placement(name, name == own, ranks, tuple(addresses[name])))
+            addresses = tuple(machines.addresses[name])
+            placed.append(Placement(name, machines.is_own(name), ranks, addresses))
             first = ranks[-1] + 1
     return placed
 

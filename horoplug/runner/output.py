@@ -14,16 +14,12 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from horoplug.base.private_file import open_private_file
+
 STREAMS = ("stdout", "stderr")
 MAX_LINE = 1 << 20  # bytes; longer lines are broken, to bound the launcher's memory
 BAR_SECONDS = 1.0  # between two lines of a progress bar in a file or pipe
 _CLEAR = b"\r\x1b[K"
-
-
-def _create(path: Path) -> BinaryIO:
-    """Open an empty file. A new file is readable for its owner only, because output may contain secrets."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
 
 class Writer(Protocol):
@@ -102,7 +98,9 @@ class RankOutput:
             if self._folder is not None and logged:
                 place = self._folder / f"rank.{rank:0{self._width}d}"
                 place.mkdir(parents=True, exist_ok=True)
-                file = _Log(place / name, _create(place / name))
+                # Output may contain secrets.
+                opened = os.fdopen(open_private_file(place / name), "wb", buffering=0)
+                file = _Log(place / name, opened)
             stream = _RankStream(f"[{rank}]<{name}>:", self._writers[number], file)
             self._streams[rank, number] = stream
 

@@ -396,6 +396,21 @@ def fail(step):
     )  # both processes may be ready before the same commit, or not
 
 
+def test_names_of_one_machine_get_its_slots_once(tmp_path):
+    """The processes run until the hosts were found several times."""
+    script, looks, started = tmp_path / "hosts.sh", tmp_path / "looks", tmp_path / "started"
+    script.write_text(f"echo >>{looks}; echo localhost:1; echo 127.0.0.7:2; echo $(hostname)\n")
+    started.touch()
+    wait = f"echo >>{started}; until [ $(wc -l <{looks}) -ge 4 ]; do sleep 0.05; done"
+    code, _, err = launched(
+        *("-np", 2, "--min-np", 2, "--max-np", 5, "--host-discovery-script", f"sh {script}"),
+        *("sh", "-c", wait),
+    )
+    assert code == 0, err
+    assert launcher_lines(err) == []
+    assert started.read_text().count("\n") == 4
+
+
 def test_job_ends_with_one_line_if_hosts_do_not_come_in_time(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:1\n")

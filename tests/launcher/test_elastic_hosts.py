@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from horoplug.runner.elastic.discovery import (
     HostDiscoveryScript,
     HostManager,
     HostUpdateResult,
+    MergedHosts,
     parse_output,
 )
+from horoplug.runner.hosts import Machines
 from tests.harness.support import process_memory, seed, until
 
 ADDED, REMOVED = HostUpdateResult.added, HostUpdateResult.removed
@@ -250,6 +253,20 @@ def test_failing_discovery_keeps_the_hosts():
     with pytest.raises(DiscoveryError):
         manager.update_available_hosts()
     assert manager.current_hosts.host_slots == {"a": 2}
+
+
+def test_every_look_merges_the_names_of_a_machine(tmp_path):
+    """Here the names of this machine, in another order each time."""
+    file = tmp_path / "hosts"
+    own = [f"{socket.gethostname()}:1", "127.0.0.3:2", "localhost:4"]
+    hosts = MergedHosts(HostDiscoveryScript(f"cat {file}"), Machines())
+    for kept in ((0, 1, 2), (2, 1, 0), (1, 2), (2,), (1, 0, 2)):
+        file.write_text("\n".join(["other.invalid:8", *(own[i] for i in kept), "two words"]))
+        slots = sum(2**i for i in kept)
+        found = hosts.find_available_hosts_and_slots()
+        assert found == {"other.invalid": 8, socket.gethostname(): slots}
+        (complaint,) = hosts.complaints
+        assert "two words" in complaint
 
 
 @pytest.mark.parametrize("wrong", [(0, 10), (10, 5), (-1, 1)])

@@ -11,6 +11,7 @@ from horoplug.runner import agent
 from horoplug.runner.arguments import parse
 from horoplug.runner.checks import UsageError
 from horoplug.runner.forwarding import FORWARDED, forwarded, not_forwarded
+from horoplug.runner.host_names import HostNames
 from horoplug.runner.hosts import (
     Host,
     assign_ranks,
@@ -136,6 +137,33 @@ def test_ranks_are_placed_on_hosts_in_order():
         UsageError, match=r"^-np 4 is more than a.invalid:2,b.invalid:1 has: 3 slots$"
     ):
         assign_ranks(parse_hosts("a.invalid:2,b.invalid"), 4)
+
+
+def test_names_that_differ_in_spelling_only_are_one_host(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("Node-1.invalid slots=2\nuser@node-1.invalid\nnode-1.INVALID.:3\n")
+    merged = [("Node-1.invalid", 5), ("user@node-1.invalid", 1)]
+    assert parse_hostfile(str(file)) == merged
+    assert parse_hosts("Node-1.invalid:2,user@node-1.invalid,node-1.INVALID.:3") == merged
+    placed = assign_ranks([Host("2001:db8::7", 1), Host("2001:DB8:0:0::7", 2)], 3)
+    assert [(one.name, one.ranks) for one in placed] == [("2001:db8::7", (0, 1, 2))]
+
+
+def test_a_machine_keeps_its_name_while_its_names_come_and_go():
+    """Each case: the names that are found, where each leads, and the hosts of the job."""
+    machines = {}
+    names = HostNames(lambda wanted: {name: machines[name] for name in wanted})
+    for found, led, expected in (
+        ({"a": 1, "b": 2, "c": 4}, {"a": 1, "b": 1, "c": 2}, {"a": 3, "c": 4}),
+        ({"b": 2, "c": 4}, {"b": 1, "c": 2}, {"a": 2, "c": 4}),
+        ({"c": 4, "b": 2, "a": 1}, {"a": 1, "b": 1, "c": 2}, {"c": 4, "a": 3}),
+        ({"b": 2, "a": 8}, {"a": 3, "b": 1}, {"b": 2, "a": 8}),  # a is another machine now
+        ({"b": 2, "a": 8}, {"a": 3, "b": None}, {"a": 8}),
+        ({}, {}, {}),
+        ({"c": 3}, {"c": 2}, {"c": 3}),
+    ):
+        machines.update(led)
+        assert names.merge(found.items()) == expected, (found, led)
 
 
 def test_rank_numbers_of_each_host():

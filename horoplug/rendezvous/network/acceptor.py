@@ -121,7 +121,8 @@ class Acceptor(Generic[_Connection]):
         return False
 
     def _least_deserving(self) -> _Connection:
-        return next(iter(max(self._by_source.values(), key=lambda waiting: len(waiting))))
+        busiest: dict[_Connection, None] = max(self._by_source.values(), key=len)
+        return next(iter(busiest))
 
     def _remove(self, connection: _Connection, reason: str) -> None:
         self.discard(connection)

@@ -13,10 +13,11 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.runner.checks import UsageError
+from horoplug.runner.host_names import HostNames, Identify
 from horoplug.runner.hosts import parse_host
 
 SCRIPT_SECONDS = 30.0
@@ -43,9 +44,45 @@ class DiscoveryError(RuntimeError):
 class HostDiscovery(ABC):
     """Says which hosts an elastic job may use now."""
 
+    @property
+    def complaints(self) -> list[str]:
+        """One line for each thing that was wrong with the hosts that were found last."""
+        return []
+
     @abstractmethod
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """The number of slots of each host. Errors: any; the hosts that were found last are kept then."""
+
+
+class MergedHosts(HostDiscovery):
+    """The hosts of another discovery, with one name for each machine (runner/host_names.py)."""
+
+    def __init__(
+        self, discovery: HostDiscovery, identify: Identify, unknown: str = "there is no host {}"
+    ) -> None:
+        """``unknown``: the complaint about a name that means no machine."""
+        self._discovery = discovery
+        self._names = HostNames(self._machines)
+        self._identify = identify
+        self._unknown = unknown
+        self._missing: list[str] = []
+
+    @property
+    def complaints(self) -> list[str]:
+        """One line for each name that means no machine, after those of the other discovery."""
+        return [
+            *getattr(self._discovery, "complaints", ()),
+            *map(self._unknown.format, self._missing),
+        ]
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        self._missing = []
+        return self._names.merge(self._discovery.find_available_hosts_and_slots().items())
+
+    def _machines(self, names: list[str]) -> Mapping[str, Hashable]:
+        found = self._identify(names)
+        self._missing = [name for name in names if found[name] is None]
+        return found
 
 
 class FixedHosts(HostDiscovery):
@@ -73,14 +110,18 @@ class HostDiscoveryScript(HostDiscovery):
         self._script = discovery_script
         self._slots = 1 if slots is None else slots
         self._timeout = timeout
-        self.complaints: list[str] = []
+        self._complaints: list[str] = []
+
+    @property
+    def complaints(self) -> list[str]:
         """One line for each wrong line of the last output. The other lines are used."""
+        return self._complaints
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Run the script. Errors: DiscoveryError if it fails, takes too long, or prints no host but wrong lines."""
-        hosts, self.complaints = parse_output(self._run(), self._slots)
-        if not hosts and self.complaints:
-            raise DiscoveryError(f"{self._script}: {self.complaints[0]}")
+        hosts, self._complaints = parse_output(self._run(), self._slots)
+        if not hosts and self._complaints:
+            raise DiscoveryError(f"{self._script}: {self._complaints[0]}")
         return hosts
 
     def _run(self) -> str:

@@ -32,7 +32,7 @@ from horoplug.rendezvous.elastic.messages import (
 from horoplug.rendezvous.elastic.stop_point import StopVote
 from horoplug.rendezvous.store.server import StoreServer
 
-from .discovery import DiscoveredHosts, FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
+from .discovery import DiscoveredHosts, FixedHosts, HostDiscovery, HostManager
 from .inbox import DiscoveryThread, Inbox
 from .roster import Action, Dismiss, Finish, Form, Kill, Limits, Notify, Roster, Say, Start
 from .stragglers import Pacing, Stragglers
@@ -196,7 +196,7 @@ class ElasticDriver:
         self._hosts.update_available_hosts()
         self._workers.hosts_changed()
         wrong = [] if hosts else ["it has found no hosts"]
-        if isinstance(self._discovery, HostDiscoveryScript):
+        if self._discovery is not None:
             wrong = self._discovery.complaints or wrong
         self._complain(f"host discovery: {wrong[0]}" if wrong else "")
 
