@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horoplug.ray import cluster
 from horoplug.ray.calls import death
-from horoplug.ray.discovery import find_node
+from horoplug.ray.discovery import NO_NODE, find_node
+from horoplug.ray.ends import end_actors
 from horoplug.ray.worker import BaseHorovodWorker, Outcome
 from horoplug.runner.elastic.roster import STARTS_PER_HOST, Start
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
@@ -24,11 +26,15 @@ from horoplug.runner.run_task import Failure
 _log = logging.getLogger("horoplug")
 
 
+@dataclasses.dataclass
 class _Process:
-    def __init__(self, host: str, node: str, actor: Any) -> None:
-        self.host = host
-        self.node = node
-        self.actor = actor
+    host: str
+    node: str
+    actor: Any
+    identity: Any
+    """A reference to what :func:`horoplug.ray.ends.own_process` returns."""
+    killed: bool = False
+    """Whether the job has ended it."""
 
 
 class Actors:
@@ -76,7 +82,7 @@ class Actors:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus.get(node, 0))))
         if node is None:
             self.job.ended(
-                start.process, 126, "could not be started: its node has left the cluster"
+                start.process, 126, f"could not be started: {NO_NODE.format(start.host)}"
             )
             return
         options = {
@@ -86,7 +92,7 @@ class Actors:
         }
         actor = ray.remote(BaseHorovodWorker).options(**options).remote(start.slot)
         with self._lock:
-            self._live[start.process] = _Process(start.host, node, actor)
+            self._live[start.process] = _Process(start.host, node, actor, actor.process.remote())
         # Calls of an actor run in order, and those after a failed one as well: waiting for the last one is enough.
         actor.enter_job.remote(variables)
         if self._queue is not None:
@@ -97,9 +103,17 @@ class Actors:
     def kill(self, process: int) -> None:
         with self._lock:
             found = self._live.get(process)
-        if found is not None:
-            self._kill(found)
+            if found is None:
+                return
+            found.killed = True
+
+        def end() -> None:
+            self._end(found)
             self.job.ended(process, 137, "was killed, because it did not answer")
+            self._forget(process)
+
+        with contextlib.suppress(RuntimeError):  # closed
+            self._threads.submit(end)
 
     def hosts_changed(self) -> None:
         """Nodes that have left the cluster are lost, whatever the discovery says."""
@@ -129,7 +143,7 @@ class Actors:
         """The call of an actor has ended. Called in a thread of this object: those of Ray must not wait for Ray."""
         with self._lock:
             found = self._live.get(process)
-        if found is None:
+        if found is None or found.killed:
             return
         error = future.exception()
         if error is None:
@@ -165,7 +179,7 @@ class Actors:
         if not cluster.answers(found.node):
             self._host_lost(found.host)
             return
-        self._kill(found)  # Ray may only have lost its connection
+        self._end(found)  # Ray may only have lost its connection
         self.job.ended(process, 1, f"has died: {death(error)}")
 
     def _host_lost(self, host: str) -> None:
@@ -180,17 +194,18 @@ class Actors:
         """End the actor of a process, which is used for one call only."""
         with self._lock:
             found = self._live.pop(process, None)
-        if found is not None:
-            self._kill(found)
+        if found is not None and not found.killed:
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                ray.kill(found.actor)  # not waited for: the function has ended
 
-    def _kill(self, process: _Process) -> None:
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            ray.kill(process.actor)
+    @staticmethod
+    def _end(*processes: _Process) -> None:
+        """End actors whose function may still run, so that it runs no more when this returns."""
+        end_actors([(each.actor, each.identity) for each in processes])
 
     def close(self) -> None:
         """End all actors."""
         with self._lock:
             live, self._live = list(self._live.values()), {}
-        for process in live:
-            self._kill(process)
+        self._end(*live)
         self._threads.shutdown(wait=False)

@@ -56,7 +56,7 @@ def without_executable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Reports:
-    """The values that rank 0 passes to :func:`horoplug.ray.ray_logger.log`. A context manager."""
+    """The values that ranks pass to :func:`horoplug.ray.ray_logger.log`. A context manager."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         self._callbacks = list(callbacks or ())

@@ -46,8 +46,9 @@ class Coordinator:
         """A worker with this rank runs on a node."""
         self._workers[world_rank] = hostname, node_id
 
-    def finalize_registration(self) -> dict[int, dict[str, str]]:
-        """The variables with local and cross ranks and sizes, by rank. Errors: ValueError if ranks are missing."""
+    def finalize_registration(self) -> dict[int, dict[str, int]]:
+        """The variables with local and cross ranks and sizes, by rank, as numbers. Errors: ValueError if ranks are
+        missing."""
         if sorted(self._workers) != list(range(self.world_size)):
             raise ValueError(f"the ranks 0 to n-1 have to register, not {sorted(self._workers)}")
         job = self._serve()
@@ -55,7 +56,7 @@ class Coordinator:
         found = {}
         for rank in range(self.world_size):
             variables = job.environment(rank)
-            found[rank] = {name: variables[name] for name in names}
+            found[rank] = {name: int(variables[name]) for name in names}
         return found
 
     def establish_rendezvous(self) -> dict[str, str]:

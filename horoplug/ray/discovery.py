@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horoplug.ray import cluster
 from horoplug.runner.elastic.discovery import HostDiscovery
+
+NO_NODE = (
+    "no node of the cluster is called {}; a discovery names nodes by address, host name, id, or NAME of a resource "
+    "node:NAME"
+)
 
 
 class RayHostDiscovery(HostDiscovery):
@@ -72,6 +77,12 @@ class TestDiscovery(RayHostDiscovery):
         return dict(list(found.items())[: self._number])
 
 
+def nodes_of(hosts: Iterable[str]) -> dict[str, str | None]:
+    """The identity of the node that each name means now; None: there is none."""
+    nodes = cluster.live_nodes()
+    return {host: find_node(host, nodes) for host in hosts}
+
+
 def host_name(node: dict[str, Any]) -> str:
     """The name of a node in an elastic job."""
     return f"{node['NodeManagerAddress']}-{node['NodeID'][:8]}"
@@ -79,7 +90,8 @@ def host_name(node: dict[str, Any]) -> str:
 
 def find_node(host: str, nodes: Sequence[dict[str, Any]]) -> str | None:
     """The identity of the node that a discovery calls ``host``: by the name of :class:`RayHostDiscovery`, its identity,
-    address or host name. None: there is none."""
+    address or host name, or by a resource ``node:host`` of the node, as programs for Horovod do. None: there is
+    none."""
     for node in nodes:
         names = (
             host_name(node),
@@ -87,6 +99,6 @@ def find_node(host: str, nodes: Sequence[dict[str, Any]]) -> str | None:
             node["NodeManagerAddress"],
             node["NodeManagerHostname"],
         )
-        if host in names:
+        if host in names or f"node:{host}" in node["Resources"]:
             return str(node["NodeID"])
     return None

@@ -13,10 +13,11 @@ import ray
 from horoplug.ray import cluster
 from horoplug.ray.actors import Actors
 from horoplug.ray.calls import Callbacks, Reports, pack_function, with_cause, without_executable
+from horoplug.ray.discovery import NO_NODE, nodes_of
 from horoplug.ray.discovery import RayHostDiscovery as RayHostDiscovery
 from horoplug.ray.discovery import TestDiscovery as TestDiscovery
 from horoplug.ray.elastic_thread import run_job
-from horoplug.runner.elastic.discovery import HostDiscovery
+from horoplug.runner.elastic.discovery import HostDiscovery, MergedHosts
 from horoplug.runner.elastic.roster import Finish
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
 from horoplug.runner.run import RankError
@@ -176,7 +177,7 @@ class ElasticAdapter:
         if self._params.override_discovery or given is None:
             params = self._params
             return RayHostDiscovery(params.use_gpu, params.cpus_per_worker, params.gpus_per_worker)
-        return given
+        return MergedHosts(given, nodes_of, NO_NODE)
 
     @contextlib.contextmanager
     def _requested(self) -> Iterator[None]:

@@ -38,8 +38,9 @@ class Layout(NamedTuple):
         return what if self.hosts is None else f"{what} on {self.hosts} nodes"
 
 
-class PlacementError(RuntimeError):
-    """The cluster does not have room for the workers; the text is one line that says what it has."""
+class PlacementError(RuntimeError, TimeoutError):
+    """The cluster does not have room for the workers, now or in time; the text is one line that says what it has.
+    Horovod raises TimeoutError."""
 
 
 class Placement:

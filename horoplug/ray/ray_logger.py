@@ -1,10 +1,8 @@
-"""Values that rank 0 reports to the callbacks of ``RayExecutor.run`` while a function runs."""
+"""Values that ranks report to the callbacks of ``RayExecutor.run`` while a function runs."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
-
-from horoplug.common import basics
 
 
 class _Queue(Protocol):
@@ -29,7 +27,7 @@ def configure(queue: _Queue | None) -> None:
 def log(info_dict: dict[str, Any]) -> None:
     """Call the callbacks of ``RayExecutor.run`` with ``info_dict``, in the process of the executor.
 
-    Only values of rank 0 arrive there. Without callbacks, or outside of an executor, this does nothing."""
-    is_other = basics.is_initialized() and basics.rank() != 0
-    if _sink.queue is not None and not is_other:
+    Every rank may call it; the values of one rank arrive in their order. Without callbacks, or outside of an executor,
+    this does nothing."""
+    if _sink.queue is not None:
         _sink.queue.put(info_dict)

@@ -163,7 +163,8 @@ class RayExecutor:
         the environment variables ``extra_env_vars``. The settings of horoplug in this process's environment
         (``HOROVOD_…``, ``HOROPLUG_…``) are passed to the workers too.
 
-        Errors: PlacementError if the cluster does not have room for the workers; RuntimeError if they run already."""
+        Errors: PlacementError, a TimeoutError, if the cluster does not have room for the workers; RuntimeError if they
+        run already."""
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Callbacks = None) -> list[Any]:
@@ -179,7 +180,7 @@ class RayExecutor:
     ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every worker; returns the results by rank.
 
-        ``callbacks``: functions that are called, in this process, with each value that rank 0 gives to
+        ``callbacks``: functions that are called, in this process, with each value that a rank gives to
         :func:`horoplug.ray.ray_logger.log`.
 
         Errors: RankError, with the rank and its traceback, if a worker raises an exception or dies; all workers are

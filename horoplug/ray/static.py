@@ -10,6 +10,7 @@ import ray
 
 from horoplug.ray import cluster
 from horoplug.ray.calls import Callbacks, Reports, gather, pack_function, without_executable
+from horoplug.ray.ends import end_actors
 from horoplug.ray.placement import Layout, Placement
 from horoplug.ray.worker import BaseHorovodWorker
 from horoplug.runner.worker_job import WorkerJob
@@ -50,8 +51,9 @@ class StaticAdapter:
                 kind.options(**placement.options(number)).remote(number, self._layout.workers)
                 for number in range(self._layout.workers)
             ]
-            stack.callback(_end, actors)
-            node_ids = placement.wait([actor.node_id.remote() for actor in actors])
+            processes = [actor.process.remote() for actor in actors]
+            stack.callback(end_actors, list(zip(actors, processes, strict=True)))
+            node_ids = [process.node for process in placement.wait(processes)]
             job = WorkerJob(
                 node_ids,
                 cluster.own_address(node_ids),
@@ -131,22 +133,15 @@ class StaticAdapter:
         with Reports(callbacks) as reports:
             try:
                 if reports.queue is not None:
-                    ray.get(workers[0].set_queue.remote(reports.queue))
+                    ray.get([worker.set_queue.remote(reports.queue) for worker in workers])
                 references = {
                     worker.attempt.remote(packed): rank for rank, worker in enumerate(workers)
                 }
                 results = gather(references, reports)
                 if reports.queue is not None:
-                    ray.get(workers[0].set_queue.remote(None))
+                    ray.get([worker.set_queue.remote(None) for worker in workers])
                     reports.deliver()
             except BaseException:
                 self.shutdown()  # the other ranks wait for the one that has failed
                 raise
         return results
-
-
-def _end(actors: Sequence[Any]) -> None:
-    """End actors, which may be in the middle of a function."""
-    for actor in actors:
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            ray.kill(actor)

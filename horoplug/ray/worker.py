@@ -11,6 +11,7 @@ import ray
 
 from horoplug.base.errors import HorovodInternalError
 from horoplug.ray import ray_logger
+from horoplug.ray.ends import ProcessId, own_process
 from horoplug.runner.run import RankError
 from horoplug.runner.run_task import Failure, describe, unpack
 from horoplug.runner.worker_job import enter
@@ -42,6 +43,10 @@ class BaseHorovodWorker:
     def node_id(self) -> str:
         """The identity of the node of Ray on which the actor is."""
         return str(ray.get_runtime_context().get_node_id())
+
+    def process(self) -> ProcessId:
+        """The process of the actor."""
+        return own_process()
 
     def hostname(self) -> str:
         """The name of the host."""

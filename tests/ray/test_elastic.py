@@ -66,6 +66,49 @@ def test_a_killed_actor_is_replaced_and_the_results_are_in_order_of_the_ranks(on
     assert logged[-1]["step"] >= 20
 
 
+def test_hosts_of_a_discovery_are_called_by_a_resource_of_their_node(on_ray):
+    """As in programs for Horovod. The main node has two further names; one host does not exist, until it does."""
+
+    def use(cluster):
+        import ray
+
+        from horoplug.ray import ElasticRayExecutor
+        from horoplug.runner.elastic.discovery import FixedHosts
+        from tests.harness.ray_driver import OBJECT_STORE, remove_node
+
+        node = cluster.add_node(
+            num_cpus=2,
+            resources={"node:blue": 1, "node:green": 1},
+            object_store_memory=OBJECT_STORE,
+        )
+        discovery = FixedHosts({"blue": 1, "red": 4, "green": 1})
+        settings = ElasticRayExecutor.create_settings(
+            2, 2, timeout_s=60, elastic_timeout=60, discovery=discovery
+        )
+        executor = ElasticRayExecutor(settings, override_discovery=False)
+        executor.start()
+
+        def where():
+            import horoplug.numpy as hvd
+
+            hvd.init()
+            return hvd.rank(), hvd.local_size(), ray.get_runtime_context().get_node_id()
+
+        try:
+            found = executor.run(where)
+        finally:
+            remove_node(cluster, node)
+        merged = executor._adapter._discovery()
+        return found, node.node_id, merged.find_available_hosts_and_slots(), merged.complaints
+
+    found, node, gone, complaints = on_ray(use)
+    assert found == [(0, 2, node), (1, 2, node)]
+    assert gone == {}
+    assert [line.split(";")[0] for line in complaints] == [
+        f"no node of the cluster is called {name}" for name in ("blue", "red", "green")
+    ]
+
+
 def test_a_job_goes_on_without_a_killed_node_and_uses_a_new_one(on_ray):
     def use(cluster):
         import contextlib

@@ -176,7 +176,7 @@ def test_a_rank_that_reports_the_failure_of_another_one_is_not_blamed(on_ray):
     assert "rank 1 has died" in text
 
 
-def test_values_that_rank_0_logs_reach_the_callbacks(on_ray):
+def test_values_that_ranks_log_reach_the_callbacks_in_their_order(on_ray):
     def use(cluster):
         from horoplug.ray import RayExecutor
 
@@ -194,7 +194,10 @@ def test_values_that_rank_0_logs_reach_the_callbacks(on_ray):
             executor.run(train, callbacks=[logged.append])
         return logged
 
-    assert on_ray(use) == [{"step": step, "rank": 0} for step in range(3)]
+    logged = on_ray(use)
+    for rank in range(2):
+        assert [each["step"] for each in logged if each["rank"] == rank] == [0, 1, 2]
+    assert len(logged) == 6
 
 
 def test_workers_on_two_nodes_and_in_the_current_placement_group(on_ray):
@@ -261,6 +264,85 @@ def test_workers_see_the_gpus_of_their_node(on_ray):
     assert on_ray(use) == ["0,1", "0,1", "0,1"]
 
 
+def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray, tmp_path):
+    """They ignore what they can, and are in the middle of a function. The workers are on two nodes."""
+
+    def use(cluster, folder):
+        import os
+        import time
+
+        from horoplug.ray import RayExecutor
+        from horoplug.ray.actors import Actors
+        from horoplug.ray.calls import pack_function, without_executable
+        from horoplug.ray.discovery import RayHostDiscovery
+        from horoplug.runner.elastic.roster import Start
+        from tests.harness.ray_driver import added_node
+
+        def stop():
+            import os
+            import signal
+
+            name = f"{folder}/{os.getpid()}"
+            open(name + ".new", "w").close()
+            os.rename(name + ".new", name)
+            os.kill(os.getpid(), signal.SIGSTOP)  # cannot answer Ray
+
+        def stopped(number):
+            until = time.monotonic() + 60
+            while len(found := [n for n in os.listdir(folder) if n.isdecimal()]) < number:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            return found
+
+        def running():
+            found = []
+            for name in os.listdir(folder):
+                try:
+                    with open(f"/proc/{name}/stat") as file:
+                        found += [name] * (file.read().rpartition(")")[2].split()[0] != "Z")
+                except OSError:
+                    pass
+            return found
+
+        class Job:
+            def __init__(self):
+                self.ends = {}
+
+            def environment(self, start):
+                return {}
+
+            def ended(self, process, code, text):
+                self.ends[process] = running(), text
+
+        with added_node(cluster, 1):
+            hosts = list(RayHostDiscovery().find_available_hosts_and_slots())
+            function = pack_function(without_executable(stop), None, None)
+            actors = Actors({"CPU": 1.0}, {}, function, None, None)
+            actors.job = job = Job()
+            begun = []
+            for number, host in enumerate(hosts):
+                actors.start(Start(number, host, number, 0, 0))
+                begun.append(stopped(number + 1))
+                actors.kill(number)
+                until = time.monotonic() + 60
+                while number not in job.ends:
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+            actors.close()
+            executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+            executor.start()
+            executor.run_remote(stop)
+            begun.append(stopped(len(hosts) + 2))
+            executor.shutdown()
+            return len(hosts), [len(each) for each in begun], job.ends, running()
+
+    hosts, begun, ends, left = on_ray(use, str(tmp_path))
+    assert hosts == 2
+    assert begun == [1, 2, 4]
+    assert ends == {number: ([], "was killed, because it did not answer") for number in range(2)}
+    assert left == []
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +351,7 @@ def test_too_few_cpus_gpus_or_nodes_are_reported_at_once(on_ray):
         from horoplug.ray import RayExecutor
         from horoplug.ray.placement import PlacementError
 
-        texts = []
+        texts, kinds = [], []
         for numbers in (
             {"num_workers": 99},
             {"num_workers": 1, "use_gpu": True},
@@ -280,9 +362,11 @@ def test_too_few_cpus_gpus_or_nodes_are_reported_at_once(on_ray):
                 RayExecutor(RayExecutor.create_settings(), **numbers).start()
             except PlacementError as error:
                 texts.append(str(error))
-        return texts
+                kinds.append(isinstance(error, TimeoutError))  # as Horovod's
+        return texts, kinds
 
-    cpus, gpus, hosts, large = on_ray(use)
+    (cpus, gpus, hosts, large), kinds = on_ray(use)
+    assert kinds == [True] * 4
     assert "no room for 99 workers with 1 CPU each" in cpus
     assert f"the cluster has {CPUS} CPUs (" in cpus
     assert "on 1 node;" in cpus
@@ -311,8 +395,9 @@ def test_a_busy_cluster_is_waited_for_until_the_time_limit(on_ray):
         executor = RayExecutor(settings, num_workers=2)
         try:
             executor.start()
-        except PlacementError as error:
+        except TimeoutError as error:  # as Horovod's
             text = str(error)
+            assert type(error) is PlacementError, error  # noqa: PT017
         ray.kill(busy)
         executor.settings.placement_group_timeout_s = 60
         with executor:

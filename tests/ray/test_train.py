@@ -246,7 +246,9 @@ def test_a_coordinator_keeps_the_ranks_that_have_registered(on_ray):
     found, common, hosts, nodes = on_ray(use)
     local = [each["HOROVOD_LOCAL_RANK"] for _, each in sorted(found.items())]
     cross = [each["HOROVOD_CROSS_RANK"] for _, each in sorted(found.items())]
-    assert (local, cross) == (["0", "0", "1", "1"], ["0", "1", "0", "1"])
+    assert (local, cross) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    sizes = {"HOROVOD_LOCAL_SIZE": 2, "HOROVOD_CROSS_SIZE": 2}
+    assert all(each.items() >= sizes.items() and len(each) == 4 for each in found.values())
     assert (common["HOROVOD_SIZE"], common["HOROVOD_CONTROLLER"]) == ("4", "gloo")
     assert common["HOROVOD_START_TIMEOUT"] == "7"
     assert "HOROVOD_RANK" not in common

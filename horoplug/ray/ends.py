@@ -1,0 +1,97 @@
+"""Ends actors, and waits until their processes have ended. ``ray.kill`` only asks for that, and a process that still
+runs could write, for example a checkpoint, beside the one that has taken its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_SECONDS = 5.0  # limit for a process to end after SIGKILL
+_TASK_SECONDS = 10.0  # limit for the task that waits on another node
+
+
+class ProcessId(NamedTuple):
+    """A process on a node. ``started``: when, in the kernel's ticks, since numbers are used again; ``space``: the
+    namespace in which the process has this number."""
+
+    node: str
+    pid: int
+    started: int
+    space: int
+
+
+def own_process() -> ProcessId:
+    """This process, an actor or a task."""
+    pid = os.getpid()
+    started = _started(pid)
+    assert started is not None
+    return ProcessId(ray.get_runtime_context().get_node_id(), pid, started, _space())
+
+
+def end_actors(actors: Sequence[tuple[Any, Any]]) -> None:
+    """End actors, each with a reference to the result of its first call, :func:`own_process`, and wait until their
+    processes have ended, for a limited time."""
+    by_node: dict[str, list[ProcessId]] = {}
+    for actor, _ in actors:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            ray.kill(actor)
+    for _, reference in actors:
+        # An actor that has not answered its first call has not begun the function of the job.
+        with contextlib.suppress(Exception):
+            if ray.wait([reference], timeout=0)[0]:
+                process = ray.get(reference)
+                by_node.setdefault(process.node, []).append(process)
+    with contextlib.suppress(Exception):  # a node has left the cluster
+        here = by_node.pop(ray.get_runtime_context().get_node_id(), [])
+        tasks = [_end_on(node, processes) for node, processes in by_node.items()]
+        end_processes(here)
+        ray.wait(tasks, num_returns=len(tasks), timeout=_TASK_SECONDS) if tasks else None
+
+
+def _end_on(node: str, processes: list[ProcessId]) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    task = ray.remote(end_processes).options(
+        num_cpus=0, max_retries=0, scheduling_strategy=strategy
+    )
+    return task.remote(processes)
+
+
+def end_processes(processes: Sequence[ProcessId]) -> None:
+    """Kill processes of this node, and wait until they have ended, for at most :data:`_SECONDS`."""
+    deadline = time.monotonic() + _SECONDS
+    with contextlib.ExitStack() as stack:
+        ending = select.poll()
+        left = 0
+        for process in processes:
+            with contextlib.suppress(OSError):  # it has ended
+                fd = os.pidfd_open(process.pid)
+                stack.callback(os.close, fd)
+                if (_started(process.pid), _space()) == (process.started, process.space):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                    ending.register(fd, select.POLLIN)
+                    left += 1
+        while left and (seconds := deadline - time.monotonic()) > 0:
+            for fd, _ in ending.poll(seconds * 1000):
+                ending.unregister(fd)
+                left -= 1
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started; None: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def _space() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
