@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-_SECONDS = 5.0  # limit for a process to end after SIGKILL
+_ASKED_SECONDS = 1.0  # limit for a process to end because Ray has asked it to
+_KILLED_SECONDS = 5.0  # limit for it to end after SIGKILL
 _TASK_SECONDS = 10.0  # limit for the task that waits on another node
 
 
@@ -53,7 +54,8 @@ def end_actors(actors: Sequence[tuple[Any, Any]]) -> None:
         here = by_node.pop(ray.get_runtime_context().get_node_id(), [])
         tasks = [_end_on(node, processes) for node, processes in by_node.items()]
         end_processes(here)
-        ray.wait(tasks, num_returns=len(tasks), timeout=_TASK_SECONDS) if tasks else None
+        if tasks:
+            ray.wait(tasks, num_returns=len(tasks), timeout=_TASK_SECONDS)
 
 
 def _end_on(node: str, processes: list[ProcessId]) -> Any:
@@ -65,23 +67,33 @@ def _end_on(node: str, processes: list[ProcessId]) -> Any:
 
 
 def end_processes(processes: Sequence[ProcessId]) -> None:
-    """Kill processes of this node, and wait until they have ended, for at most :data:`_SECONDS`."""
-    deadline = time.monotonic() + _SECONDS
+    """Wait until processes of this node have ended, which Ray has asked to end, and kill those that do not: a process
+    that is stopped, for example."""
     with contextlib.ExitStack() as stack:
-        ending = select.poll()
-        left = 0
+        running = set()
         for process in processes:
             with contextlib.suppress(OSError):  # it has ended
                 fd = os.pidfd_open(process.pid)
                 stack.callback(os.close, fd)
                 if (_started(process.pid), _space()) == (process.started, process.space):
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-                    ending.register(fd, select.POLLIN)
-                    left += 1
-        while left and (seconds := deadline - time.monotonic()) > 0:
-            for fd, _ in ending.poll(seconds * 1000):
-                ending.unregister(fd)
-                left -= 1
+                    running.add(fd)
+        _wait(running, _ASKED_SECONDS)
+        for fd in running:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        _wait(running, _KILLED_SECONDS)
+
+
+def _wait(running: set[int], seconds: float) -> None:
+    """Wait until processes have ended, and remove their descriptors from ``running``."""
+    deadline = time.monotonic() + seconds
+    ends = select.poll()
+    for fd in running:
+        ends.register(fd, select.POLLIN)
+    while running and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in ends.poll(left * 1000):
+            ends.unregister(fd)
+            running.discard(fd)
 
 
 def _started(pid: int) -> int | None:
