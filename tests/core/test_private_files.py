@@ -11,6 +11,8 @@ import horoplug.numpy as hvd
 from horoplug.base.private_file import open_private_file
 from horoplug.runner.output import RankOutput
 
+pytest_plugins = ["tests.harness.jobs"]
+
 OBJECTIONS = {
     "symlink": "it is a symbolic link; name the file itself",
     "dangling": "it is a symbolic link; name the file itself",
