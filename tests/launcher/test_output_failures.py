@@ -99,19 +99,25 @@ def read_all(pipe, slowly=False):
 
 
 def test_full_disk_ends_a_log_and_not_the_job(tmp_path):
-    """The ranks' other logs, and the launcher's own output, are complete."""
-    for rank in (0, 2):
-        (tmp_path / f"rank.{rank}").mkdir()
-        (tmp_path / f"rank.{rank}" / "stdout").symlink_to(FULL)
-    lines = python("for i in range(3): print('line', i)", "sys.stderr.write('over\\n')")
-    done = launch("-np", 3, "--output-filename", tmp_path, *lines)
+    """The ranks' other logs, and the launcher's own output, are complete. Here the logs of ranks 0 and 2 are larger
+    than a file may be."""
+    lines = python(
+        "for i in range(3): print('line', i, end='.' * 20 * (rank != 1) + '\\n')",
+        "sys.stderr.write('over\\n')",
+    )
+    done = launch(
+        *("-np", 3, "--output-filename", tmp_path, *lines),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (25, 25)),
+    )
     assert done.returncode == 0
-    everything = sorted(f"[{r}]<stdout>:line {i}" for r in range(3) for i in range(3))
+    everything = sorted(
+        f"[{r}]<stdout>:line {i}{'.' * 20 * (r != 1)}" for r in range(3) for i in range(3)
+    )
     assert sorted(done.stdout.decode().splitlines()) == everything
     ours = [line for line in done.stderr.decode().splitlines() if line.startswith("horovodrun")]
     assert len(ours) == 2, ours
     assert ours[0] in [
-        f"horovodrun: {tmp_path}/rank.{rank}/stdout: No space left on device; this log ends here"
+        f"horovodrun: {tmp_path}/rank.{rank}/stdout: File too large; this log ends here"
         for rank in (0, 2)
     ]
     assert ours[1] == "horovodrun: 2 logs of ranks are incomplete"
