@@ -245,3 +245,32 @@ def test_oldest_connection_of_the_busiest_source_is_least_deserving():
         arrive([4, 4, 4, 4])
         assert dropped == [f"127.0.0.{source}" for source in (3, 2, 4, 4)]
         assert len(acceptor) == most
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(12, "Cannot allocate memory"), KeyError("x")]
+)
+def test_connection_that_cannot_be_taken_is_the_only_one_lost(error):
+    said, taken = [], []
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    with listener, contextlib.ExitStack() as stack:
+
+        def admit(sock, label, source):
+            if not said:
+                raise error
+            taken.append(stack.enter_context(sock))
+            return sock
+
+        acceptor = Acceptor(admit, print, said.append, most=lambda: 8, seconds=NEVER)
+        first, second = (
+            stack.enter_context(socket.create_connection(listener.getsockname(), LIMIT))
+            for _ in range(2)
+        )
+        deadline = time.monotonic() + LIMIT
+        while not taken and time.monotonic() < deadline:
+            acceptor.accept(listener)
+        assert [sock.getpeername() for sock in taken] == [second.getsockname()]
+        assert first.recv(1) == b""
+        (line,) = said
+        assert line.startswith(f"127.0.0.1:{first.getsockname()[1]} could not be served: ")
