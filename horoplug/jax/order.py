@@ -23,7 +23,7 @@ from horoplug.common.context import context
 class CollectiveEffect(effects.Effect):  # type: ignore[misc]
     """The effect of every operation. All instances are equal."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # also str(): JAX prints effects in jaxprs and in its errors
         return "Collective"
 
     def __eq__(self, other: object) -> bool:

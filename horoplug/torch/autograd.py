@@ -12,14 +12,14 @@ import torch
 
 from horoplug.common.context import context
 from horoplug.common.ops import Adapter, submit
-from horoplug.common.opspec import BY_NAME, Call, OpSpec
+from horoplug.common.opspec import BY_NAME, Call, OpSpec, Output
 from horoplug.common.process_sets import ProcessSet, process_set_by_id
 from horoplug.common.reduce_ops import NAMES, Adasum, Average, Sum
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The data of an operation that its gradient needs."""
+    """The data of an operation that its gradient needs, for its tensors that have gradients."""
 
     adapter: Adapter
     spec: OpSpec
@@ -58,8 +58,11 @@ class Collective(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         operation = submit(adapter, spec, tensors, call, grouped, blocking=True)
         result = operation.wait()
-        shapes = [tensor.shape for tensor in tensors]
-        ctx.past = Forward(adapter, spec, call, shapes, operation.row_counts)
+        # Integers and bool have no gradients.
+        kept = [i for i, t in enumerate(tensors) if t.is_floating_point() or t.is_complex()]
+        rows = [operation.row_counts[i] for i in kept] if spec.output is Output.ROWS else []
+        ctx.kept, ctx.count = kept, len(tensors)
+        ctx.past = Forward(adapter, spec, call, [tensors[i].shape for i in kept], rows)
         if spec.received_splits:
             ctx.mark_non_differentiable(result[1])
             return tuple(result)
@@ -67,7 +70,10 @@ class Collective(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs = GRADIENTS[ctx.past.spec.name](ctx.past, grads)
+        inputs: list[torch.Tensor | None] = [None] * ctx.count
+        found = GRADIENTS[ctx.past.spec.name](ctx.past, [grads[i] for i in ctx.kept])
+        for i, grad in zip(ctx.kept, found, strict=True):
+            inputs[i] = grad
         return None, None, None, None, *inputs
 
     @classmethod
@@ -109,12 +115,15 @@ def _allgather(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.T
 def _broadcast(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The average on the root; zeros on other ranks, whose tensors were not used."""
     average = past.average(grads)
-    return average if context.connections().rank == past.call.root else [g * 0 for g in average]
+    if context.connections().rank == past.call.root:
+        return average
+    # Depends on the average, so that all ranks run its gradient; 0 * g would be NaN where g is infinite or NaN.
+    return [torch.where(torch.zeros_like(g, dtype=torch.bool), g, 0) for g in average]
 
 
 def _alltoall(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The gradient of each row from the rank that received it; zeros for rows that were not sent."""
-    returned, _ = past.again("alltoall", grads[:1], splits=past.row_counts[0])
+    returned, _ = past.again("alltoall", grads, splits=past.row_counts[0])
     missing = past.shapes[0][0] - len(returned)
     if missing:
         returned = torch.cat([returned, returned.new_zeros(missing, *returned.shape[1:])])

@@ -18,6 +18,7 @@ from tests.harness.checks.tensorflow_gradients import (
     gradient,
     normal,
 )
+from tests.harness.gradient_reference import GROUPED, KINDS, case
 from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -59,6 +60,49 @@ def check_second_gradient():
 
 def test_second_derivative(ranks):
     ranks.run(check_second_gradient)
+
+
+def check_complex_gradients(key):
+    """First and second derivatives, in eager mode and in a graph."""
+    size, rank = hvd.size(), hvd.rank()
+    for kind in KINDS:
+        values = case(kind, size, key)
+
+        def one(x, kind=kind):
+            return getattr(hvd, kind.operation)(x, **kind.options)
+
+        def of_group(x, kind=kind):
+            others = [] if "op" in kind.options else [tf.constant([True])]
+            group = [*others, tf.range(2 * size), x]
+            return getattr(hvd, f"grouped_{kind.operation}")(group, **kind.options)[-1]
+
+        x, direction, factor, square = (
+            tf.constant(of_all[rank], tf.complex128)
+            for of_all in (values.inputs, values.directions, values.factors, values.squares)
+        )
+        for operation in (one, of_group) if kind.operation in GROUPED else (one,):
+
+            def compute(x, operation=operation, factor=factor, square=square, direction=direction):
+                with tf.GradientTape() as outer:
+                    outer.watch(x)
+                    with tf.GradientTape() as inner:
+                        inner.watch(x)
+                        y = operation(x)
+                        z = factor * y + square * y * tf.math.conj(y) / 2
+                        loss = tf.reduce_sum(tf.math.real(z))
+                    gradient = inner.gradient(loss, x)
+                    product = tf.reduce_sum(tf.math.real(gradient * tf.math.conj(direction)))
+                return gradient, outer.gradient(product, x)
+
+            for compiled in (tf.function(compute), compute):
+                gradient, second = compiled(x)
+                close(gradient, values.gradients[rank])
+                close(second, values.second[rank])
+
+
+def test_complex_gradients_match_central_differences(pool):
+    with pool.ranks(2) as job:
+        job.run(check_complex_gradients, seed())
 
 
 # ---- tapes ----------------------------------------------------------------------------------------------------------

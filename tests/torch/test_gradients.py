@@ -1,11 +1,14 @@
 """Gradients of the operations, compared with explicit formulas for each rule of horoplug/torch/autograd.py."""
 
+import functools
+
 import pytest
 import torch
 
 import horoplug.torch as hvd
 from tests.harness.cases import gradient_test
-from tests.harness.support import ranks_fixture
+from tests.harness.gradient_reference import GROUPED, KINDS, case
+from tests.harness.support import ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -56,6 +59,9 @@ def check_broadcast_gradient(key):
         x = torch.randn(4, requires_grad=True)
         (hvd.broadcast(x, root) * weights[rank]).sum().backward()
         torch.testing.assert_close(x.grad, weights.mean(0) if rank == root else torch.zeros(4))
+        x = torch.zeros(2, requires_grad=True)
+        hvd.broadcast(x, root).log().sum().backward()  # the gradient is infinite
+        assert x.grad.tolist() == ([float("inf")] * 2 if rank == root else [0, 0])
 
 
 def check_alltoall_gradient(key):
@@ -120,3 +126,49 @@ def test_second_derivatives(ranks):
 
 def test_operations_without_gradient(ranks):
     ranks.run(check_no_gradient)
+
+
+def check_complex_gradients(key, dtype):
+    """First and second derivatives, with PyTorch's conventions; some gradients have the conjugate or negative bit."""
+    size, rank = hvd.size(), hvd.rank()
+    for kind in KINDS:
+        values = case(kind, size, key, dtype.is_complex)
+
+        def one(x, kind=kind):
+            return getattr(hvd, kind.operation)(x, **kind.options)
+
+        def of_group(x, kind=kind):
+            # Beside tensors without gradients, whose dtypes make them operations of their own.
+            others = [] if "op" in kind.options else [torch.ones(2, dtype=torch.bool)]
+            group = [*others, torch.arange(2 * size), x]
+            return getattr(hvd, f"grouped_{kind.operation}")(group, **kind.options)[-1]
+
+        x, direction = (
+            torch.tensor(of_all[rank], dtype=dtype) for of_all in (values.inputs, values.directions)
+        )
+        factor, square = (torch.tensor(of_all[rank]) for of_all in (values.factors, values.squares))
+        for operation in (one, of_group) if kind.operation in GROUPED else (one,):
+            x = x.detach().requires_grad_()
+            y = operation(x)
+            loss = (factor * y + square * y * y.conj() / 2).real.sum()
+            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+            (gradient * direction.conj()).real.sum().backward()
+            close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+            close(gradient.resolve_conj(), torch.tensor(values.gradients[rank], dtype=dtype))
+            close(x.grad.resolve_conj(), torch.tensor(values.second[rank], dtype=dtype))
+            # A gradient with the conjugate bit, or with the negative bit.
+            lazy = (factor * (1 if dtype.is_complex else 1j)).conj()
+            lazy = lazy if dtype.is_complex else lazy.imag
+            assert lazy.is_conj() or lazy.is_neg()
+            plain = lazy.resolve_conj().resolve_neg()
+            y = operation(x)
+            found = [
+                torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in (lazy, plain)
+            ]
+            close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float64], ids=["complex", "real"])
+def test_gradients_match_central_differences(pool, dtype):
+    with pool.ranks(2) as job:
+        job.run(check_complex_gradients, seed(), dtype)
