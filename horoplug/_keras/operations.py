@@ -8,6 +8,7 @@ import numpy as np
 import horoplug.numpy
 from horoplug._keras import backends
 from horoplug._keras.functions import broadcast_variables, weights
+from horoplug.common.arguments import check_mask
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average, resolve
 
@@ -21,6 +22,7 @@ def _run(operation: str, value: Any, compression: Any = None, **options: Any) ->
         value = value() if callable(value) else value
     backend = backends.of(value)
     if backend is None:
+        check_mask(value)
         return getattr(horoplug.numpy, operation)(np.asarray(value), **options)
     if compression is not None:
         options["compression"] = compression

@@ -124,6 +124,7 @@ def cast_compressors(
 
 def wire_dtype(compression: Any) -> int:
     """The code of the dtype to which the core casts float32 for this compression; 0: the core does not cast."""
+    check_compressor(compression)
     known = isinstance(compression, type) and issubclass(compression, CastCompressor)
     return compression.wire_dtype if known else 0
 
@@ -132,6 +133,15 @@ def is_cast_by_core(compression: Any, tensor: Any) -> bool:
     """Whether the core casts the tensor in an allreduce with :func:`wire_dtype`. Otherwise the caller has to call
     ``compression.compress`` and send the result."""
     return wire_dtype(compression) != 0 and compression._is_float32(tensor)
+
+
+def check_compressor(compression: Any) -> None:
+    """Raises TypeError for a value of ``compression=`` that does not compress."""
+    if not hasattr(compression, "compress"):
+        raise TypeError(
+            "compression= takes Compression.none, .fp16, .bf16, or a class with the methods compress and decompress, "
+            f"got {compression!r}."
+        )
 
 
 class Packed(NamedTuple):
@@ -144,6 +154,7 @@ class Packed(NamedTuple):
 
 def pack(compression: Any, tensors: Sequence[Any], casts: bool) -> Packed:
     """Compress tensors for an operation. ``casts``: OpSpec.casts of the operation."""
+    check_compressor(compression)
     left_to_core = [casts and is_cast_by_core(compression, tensor) for tensor in tensors]
     packed = [
         (tensor, None) if unchanged else compression.compress(tensor)

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from horoplug._native import DeviceMemory, Engine, Error, Memory
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common import dtypes
+from horoplug.common.arguments import checked
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
 from horoplug.common.opspec import Call, OpSpec, Output
@@ -252,6 +253,7 @@ def perform(
         raise _failure(error) from None
     except Exception:  # an argument of a wrong type
         context.blocking.pop(key, None)
+        checked(spec, call)  # raises an error that names it
         raise
     if handle:  # not done yet
         operation = Operation(engine, adapter, spec, [tensor], [output], False)
@@ -348,6 +350,7 @@ def _submit(
         raise _failure(error) from None
     except Exception:  # an argument of a wrong type
         context.operations.pop(operation.number, None)
+        checked(spec, call)  # raises an error that names it
         raise
     if name:
         context.submitted(call.process_set, name)

@@ -68,7 +68,13 @@ class OpSpec:
     def wire_name(self, name: str | None) -> str | None:
         """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may
         have the same ``name``. None if the user gave none; the core then numbers the calls."""
-        return f"{self.name}.{name}" if name else None
+        return f"{self.name}.{name}" if self.checked_name(name) else None
+
+    def checked_name(self, name: str | None) -> str | None:
+        """The name. Raises TypeError if it is not a string."""
+        if name is None or isinstance(name, str):
+            return name
+        raise TypeError(f"{self.name}: name= takes a string, got {type(name).__name__}.")
 
     def check_ndim(self, ndim: int) -> None:
         """Raises ValueError for an input with fewer dimensions than the operation needs."""

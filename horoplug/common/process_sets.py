@@ -37,7 +37,8 @@ class ProcessSet:
         try:
             self._ranks = sorted(operator.index(rank) for rank in ranks)
         except TypeError:
-            raise ValueError(f"ProcessSet takes the ranks as integers, got {ranks!r}.") from None
+            text = " ".join(repr(ranks).split())
+            raise ValueError(f"ProcessSet takes the ranks as integers, got {text}.") from None
 
     @property
     def ranks(self) -> list[int] | None:
@@ -203,6 +204,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns False, and does nothing, for the global set and for a set that was not added. Raises
     NotInitializedError before ``init``, and HorovodInternalError if the ranks remove different sets."""
     engine = context.engine()
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"remove_process_set takes a ProcessSet, got {type(process_set).__name__}; pass what add_process_set has "
+            "returned."
+        )
     number = process_set.process_set_id
     if not number:  # of an added set after a reset: left out, or the global set stands for it
         return context.added_sets.drop(process_set)

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Hashable
 from typing import Final
 
 from horoplug._native import ReduceOp
@@ -29,14 +30,17 @@ def resolve(op: int | None, average: bool | None = None) -> int:
     if op is None:
         if average is None:
             return Average
+        if average not in (True, False):
+            raise TypeError(f"average= takes True or False, got {type(average).__name__}.")
         text = "average= is deprecated: use op=Average or op=Sum"
         warnings.warn(text, DeprecationWarning, stacklevel=_callers_level())
         return Average if average else Sum
     if average is not None:
         raise ValueError("op= supersedes average=: give only one of them.")
-    if op not in _NUMBERS:
-        raise ValueError(f"op={op!r} is not a reduction; use one of {', '.join(NAMES)}.")
-    return op
+    if not isinstance(op, Hashable) or op not in _NUMBERS:
+        text = " ".join(repr(op).split())
+        raise ValueError(f"op={text} is not a reduction; use one of {', '.join(NAMES)}.")
+    return int(op)
 
 
 def _callers_level() -> int:

@@ -8,12 +8,14 @@
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final, cast
 
 from horoplug._native import Error, Op
 from horoplug.common.calls import CALLS
 from horoplug.common.compression import pack
 from horoplug.common.context import context
+from horoplug.common.in_flight import Waitable
 from horoplug.common.ops import Adapter, perform, submit
 from horoplug.common.opspec import OPERATIONS, OpSpec, Output
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
@@ -57,15 +59,24 @@ def synchronize(handle: int) -> Any:
     alltoall. Frees the handle. Returns None for a handle that is unknown or was synchronized before.
 
     Raises HorovodInternalError, which names the cause and the rank, if the operation failed."""
-    operation = context.find(handle)
+    operation = _found("synchronize", handle)
     return None if operation is None else operation.wait()
 
 
 def poll(handle: int) -> bool:
     """Whether an ``_async`` operation is done, successfully or not: :func:`synchronize` then does not block. True for a
     handle that is unknown or was synchronized before."""
-    operation = context.find(handle)
+    operation = _found("poll", handle)
     return True if operation is None else operation.done()
+
+
+def _found(function: str, handle: Any) -> Waitable | None:
+    if type(handle) is not int and not isinstance(handle, Integral):
+        raise TypeError(
+            f"{function} takes a handle, which the functions with _async in their names return, got "
+            f"{type(handle).__name__}."
+        )
+    return context.find(int(handle))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -18,7 +18,13 @@ from typing import Any, Final, TypeVar
 from horoplug.common import basics
 
 EXTENSIONS: Final = ["tensorflow", "torch", "mxnet"]
-_PROVIDED: Final = ("torch",)
+_GPU_CHECKS: Final = {
+    "torch": "import torch as f; found = f.cuda.is_available()",
+    "tensorflow": "import tensorflow as f; found = f.config.list_physical_devices('GPU')",
+    "keras": "import tensorflow as f; found = f.config.list_physical_devices('GPU')",
+    "jax": "import jax as f; found = any(d.platform == 'gpu' for d in f.devices())",
+}
+"""By the frameworks that horoplug provides: a program that finds a GPU."""
 
 Item = TypeVar("Item")
 
@@ -39,7 +45,7 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """Raise ImportError if horoplug has no ``ext_name`` ("horovod.torch"). horoplug needs no extension for it."""
-    if ext_name.rpartition(".")[2] not in _PROVIDED:
+    if ext_name.rpartition(".")[2] not in _GPU_CHECKS:
         raise ImportError(f"horoplug does not provide {ext_name} yet")
 
 
@@ -59,7 +65,7 @@ def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether horoplug has ``horovod.<ext_base_name>`` and the framework is installed."""
-    found = ext_base_name in _PROVIDED and importlib.util.find_spec(ext_base_name) is not None
+    found = ext_base_name in _GPU_CHECKS and importlib.util.find_spec(ext_base_name) is not None
     return _report(found, f"{ext_base_name} is available", verbose)
 
 
@@ -69,7 +75,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     initialise the device."""
     found = False
     if extension_available(ext_base_name):
-        code = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
+        code = f"import sys; {_GPU_CHECKS[ext_base_name]}; sys.exit(0 if found else 3)"
         run = subprocess.run(
             [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

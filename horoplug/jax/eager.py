@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from horoplug.common import dtypes, ops
+from horoplug.common.arguments import check_mask, not_a_tensor
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.jax import gpu
 from horoplug.jax.order import wait_for_programs
@@ -36,8 +37,11 @@ def to_array(value: Any) -> Any:
 
     Raises TypeError for a value that is not an array or a number, ValueError for a dtype that the core does not
     support."""
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float)):
-        raise TypeError(f"expected an array, got {type(value).__name__}.")
+    check_mask(value)
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+        raise not_a_tensor("an array", value, "jnp.asarray")
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUMm":
+        raise dtypes.unsupported(value.dtype, dtypes.NAMES)
     array = jax.numpy.asarray(value)
     if array.dtype.name not in dtypes.CODES:
         raise dtypes.unsupported(array.dtype, dtypes.NAMES)
@@ -70,6 +74,8 @@ def perform(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any
 def _perform_on_host(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any, Any]]:
     wait_for_programs()
     spec = BY_NAME[operation]
+    for array in arrays:
+        check_mask(array)
     tensors = [np.asarray(array) for array in arrays]
     if len(tensors) == 1:
         results = [ops.perform(_ADAPTER, spec, tensors, call)]

@@ -45,7 +45,9 @@ __all__ = [
 def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression.none) -> Any:
     """Apply an operation to the arrays of a pytree: one operation for all arrays of one dtype."""
     spec = BY_NAME[operation]
-    leaves, structure = jax.tree_util.tree_flatten(tree)
+    # A sparse array is a pytree of its values and indices, which must not be reduced or concatenated.
+    is_leaf = None if operation == "broadcast" else _is_sparse
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf)
     packed = pack(compression, [eager.to_array(leaf) for leaf in leaves], spec.casts)
     call = call._replace(wire_dtype=packed.wire_dtype)
     for array in packed.tensors:
@@ -63,6 +65,10 @@ def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression
             results.append([output for output, _ in eager.perform(operation, arrays, named)])
     outputs = packed.unpack(join_parts(parts, results))
     return jax.tree_util.tree_unflatten(structure, outputs)
+
+
+def _is_sparse(value: Any) -> bool:
+    return hasattr(value, "todense")
 
 
 def _check_list(operation: str, tensors: Any) -> None:

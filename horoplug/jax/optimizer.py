@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from horoplug.common.arguments import shown
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
@@ -56,7 +57,9 @@ def DistributedOptimizer(
             "horoplug.jax.DistributedOptimizer needs optax: pip install optax."
         ) from error
     if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(f"expected an optimizer of optax, got {type(optimizer).__name__}.")
+        raise TypeError(
+            f"DistributedOptimizer takes an optimizer of optax, got {shown(optimizer)}; {_remedy(optimizer)}."
+        )
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be at least 1.")
     reduction = Reduction(
@@ -102,6 +105,15 @@ def DistributedOptimizer(
         return step() if is_last else wait()
 
     return optax.GradientTransformationExtraArgs(init_passes, update_passes)
+
+
+def _remedy(value: Any) -> str:
+    if type(value).__name__ == "MultiSteps":
+        return (
+            "wrap the optimizer inside of it, MultiSteps(DistributedOptimizer(optimizer), k), or pass "
+            "backward_passes_per_step=k"
+        )
+    return "pass one such as optax.adam(1e-3)"
 
 
 def distributed_value_and_grad(

@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from horoplug.common.arguments import checked
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
 from horoplug.common.process_sets import process_set_by_id
@@ -51,6 +52,7 @@ def bind(
     """Apply an operation (a row of ``horoplug.common.opspec``) to arrays of one dtype, which succeed or fail together.
 
     The output shapes are fixed here. Ranks whose shapes differ get an error when the operation runs."""
+    call = checked(BY_NAME[operation], call)
     if position is None:
         has_rows = BY_NAME[operation].output is Output.ROWS
         position = position_in(call.process_set) if has_rows else SetPosition()

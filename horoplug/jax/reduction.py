@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from horoplug.common.compression import check_compressor
 from horoplug.common.grouping import Groups, check_groups, split_indices
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
@@ -35,6 +36,7 @@ class Reduction:
     def __post_init__(self) -> None:
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor is for op=Average only.")
+        check_compressor(self.compression)
         _check_groups(self.groups)
 
     def reduce(self, gradients: Any) -> Any:

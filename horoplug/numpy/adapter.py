@@ -7,12 +7,13 @@ import numpy as np
 
 from horoplug._native import DeviceMemory, Memory, address_of
 from horoplug.common import dtypes
+from horoplug.common.arguments import check_mask
 from horoplug.common.ops import CPU, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.numpy import cuda
 
 _CODES = {np.dtype(row.name): row.code for row in dtypes.ROWS if row.package == "numpy"}
-_SCALARS = (np.generic, bool, int, float, list, tuple)
+_SCALARS = (np.generic, bool, int, float, complex, list, tuple)
 
 
 def _code(dtype: np.dtype[Any]) -> int:
@@ -36,6 +37,14 @@ def _on_gpu(array: Any) -> tuple[int, tuple[int, ...], int]:
     return address, array.shape, device
 
 
+def _to_array(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        text = " ".join(str(error).split())
+        raise ValueError(f"the {type(value).__name__} cannot be made an array: {text}") from None
+
+
 class NumpyAdapter:
     """See :class:`horoplug.common.ops.Adapter`. Numbers and lists of numbers are converted to arrays.
 
@@ -45,13 +54,14 @@ class NumpyAdapter:
     compression = None
 
     def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:
-        if not isinstance(tensor, np.ndarray):
-            if not isinstance(tensor, _SCALARS):
+        if type(tensor) is not np.ndarray:
+            check_mask(tensor)
+            if not isinstance(tensor, (np.ndarray, *_SCALARS)):
                 array = cuda.array(tensor, in_place)
                 return (array, _code(array.dtype), *_on_gpu(array))
-            if in_place:
+            if in_place and not isinstance(tensor, np.ndarray):
                 raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
-            tensor = np.asarray(tensor)
+            tensor = _to_array(tensor)
         code = _code(tensor.dtype)
         if not tensor.flags.c_contiguous:
             if in_place:
@@ -93,7 +103,10 @@ class NumpyAdapter:
         return array.reshape(shape)
 
     def to_counts(self, splits: Any) -> list[int]:
-        counts = np.asarray(splits)
+        try:
+            counts = np.asarray(splits)
+        except ValueError:  # lists of different lengths
+            counts = np.empty(())
         if counts.ndim != 1 or counts.dtype.kind not in "iu":
             raise ValueError("splits= takes one integer for each rank.")
         return [int(count) for count in counts]

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from horoplug._native import DeviceMemory, Error
+from horoplug.common.arguments import not_a_tensor
 from horoplug.common.context import context
 from horoplug.common.status import exception
 from horoplug.numpy import dlpack
@@ -192,7 +193,7 @@ def _taken(tensor: Any, in_place: bool) -> DeviceArray:
     if the array is not on a GPU."""
     asked = getattr(tensor, "__dlpack_device__", None)
     if asked is None or not hasattr(tensor, "__dlpack__") or asked()[0] != dlpack.ON_CUDA:
-        raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
+        raise not_a_tensor("a NumPy array", tensor, "np.asarray")
     taken = dlpack.take(tensor)
     dtype, shape = dlpack.dtype_of(taken), taken.shape
     if not _in_order(taken.strides, shape, 1):

@@ -1,11 +1,12 @@
 """Broadcast and allgather of variables and Python objects, such as the initial state of training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horoplug.common import objects
+from horoplug.common.arguments import shown
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.tensorflow.library import do_not_convert
 from horoplug.tensorflow.mpi_ops import broadcast_
@@ -33,6 +34,10 @@ def broadcast_variables(
     operation that overwrites them.
 
     ``inplace`` is accepted for compatibility with Horovod and has no effect."""
+    if hasattr(variables, "assign") or not isinstance(variables, Iterable):
+        raise TypeError(
+            f"broadcast_variables takes a list of variables, such as model.variables, got {shown(variables)}."
+        )
     assigned = broadcast_(list(variables), root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
 

@@ -30,11 +30,14 @@ class _DistributedTape:
         target: Any,
         sources: Any,
         output_gradients: Any = None,
-        use_generic_names: bool = False,
+        use_generic_names: Any = False,
         **options: Any,
     ) -> Any:
         """``tf.GradientTape.gradient``, reduced over the ranks. ``use_generic_names`` is accepted for compatibility
-        with Horovod and has no effect: the names of operations do not depend on those of variables."""
+        with Horovod and has no effect: the names of operations do not depend on those of variables. If it is no bool,
+        it is TensorFlow's argument in this position, ``unconnected_gradients``."""
+        if not isinstance(use_generic_names, bool):
+            options["unconnected_gradients"] = use_generic_names
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat_sources = tf.nest.flatten(sources)
         flat = list(tf.nest.flatten(gradients, expand_composites=False))
@@ -57,6 +60,8 @@ class _DistributedTape:
 
 def _distributed(tape: Tape, arguments: Mapping[str, Any]) -> Tape:
     """A tape that replaces `tape`. ``arguments``: those of the user's call, by name."""
+    if not isinstance(tape, tf.GradientTape):
+        raise TypeError(f"expected a tf.GradientTape, got {type(tape).__name__}.")
     kind = type(tape)
     made: Any = object.__new__(
         type(kind.__name__, (_DistributedTape, kind), {"__module__": kind.__module__})

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from horoplug.common import calls
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.arguments import shown
 from horoplug.common.compression import pack
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.partition import join_parts, split_group
@@ -22,7 +23,7 @@ from horoplug.common.reduce_ops import NAMES, Average, Sum
 from horoplug.tensorflow import gradients as gradients
 from horoplug.tensorflow.compression import Compression
 from horoplug.tensorflow.library import do_not_convert
-from horoplug.tensorflow.operations import emit, run, size_of
+from horoplug.tensorflow.operations import emit, run, size_of, to_tensor
 
 __all__ = [
     "allgather",
@@ -51,7 +52,7 @@ def _device(name: str) -> Any:
 def _reduce(
     operation: str, tensor: Any, call: Call, compression: Any, ignore_name_scope: bool
 ) -> tf.Tensor:
-    converted = [tf.convert_to_tensor(tensor)]
+    converted = [to_tensor(tensor)]
     packed = pack(compression, converted, BY_NAME[operation].casts)
     call = call._replace(wire_dtype=packed.wire_dtype)
     output = run(operation, packed.tensors, call, ignore_name_scope=ignore_name_scope)
@@ -65,7 +66,7 @@ def _converted(operation: str, tensors: Any) -> list[tf.Tensor]:
         )
     if not tensors:
         raise ValueError(f"grouped_{operation} needs at least one tensor.")
-    return [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return [to_tensor(tensor) for tensor in tensors]
 
 
 def _run_group(
@@ -206,7 +207,7 @@ def allgather(
     """Concatenate the ranks' tensors along the first dimension, which may differ between ranks, in rank order; a scalar
     counts as one row. Differentiable."""
     call = calls.allgather(name, process_set)
-    converted = tf.convert_to_tensor(tensor)
+    converted = to_tensor(tensor)
     return run("allgather", [converted], call, ignore_name_scope=ignore_name_scope)[0]
 
 
@@ -234,8 +235,21 @@ def broadcast(
     """Send the tensor of rank `root_rank` (a global rank) to every rank. Shapes are the same on all ranks.
     Differentiable."""
     call = calls.broadcast(root_rank, name, process_set)
-    converted = tf.convert_to_tensor(tensor)
+    converted = to_tensor(tensor)
     return run("broadcast", [converted], call, ignore_name_scope=ignore_name_scope)
+
+
+def _value(variable: Any) -> tf.Tensor:
+    """The value of a variable. Raises TypeError, with its name, for one that cannot be broadcast."""
+    name = getattr(variable, "path", None) or getattr(variable, "name", None)
+    if not hasattr(variable, "assign"):
+        raise TypeError(f"broadcast of variables: expected a variable, got {shown(variable)}.")
+    if getattr(variable.dtype, "name", variable.dtype) == "string":
+        raise TypeError(
+            f"broadcast of variables: {name} has the dtype string; leave it out, and pass its value to "
+            "broadcast_object."
+        )
+    return to_tensor(variable)
 
 
 @do_not_convert
@@ -247,7 +261,7 @@ def broadcast_(
 ) -> list[Any]:
     """Overwrite variables (of TensorFlow or Keras) with those of rank `root_rank` (a global rank). Returns the results
     of their ``assign`` methods, which a session must run in a graph of TensorFlow 1."""
-    values = [tf.convert_to_tensor(variable) for variable in variables]
+    values = [_value(variable) for variable in variables]
     received = [
         broadcast(value, root_rank, f"{name or 'broadcast_'}.{i}", process_set=process_set)
         for i, value in enumerate(values)
@@ -267,7 +281,7 @@ def alltoall(
     order. Rows beyond the splits are not sent. Without `splits`, each rank gets an equal part. With `splits` (int32,
     one for each rank), the result is (output, rows received from each rank). Differentiable."""
     call = calls.alltoall(splits, name, process_set)
-    converted = tf.convert_to_tensor(tensor)
+    converted = to_tensor(tensor)
     output, received = run("alltoall", [converted], call, ignore_name_scope=ignore_name_scope)
     return output if splits is None else (output, received)
 

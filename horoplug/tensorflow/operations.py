@@ -6,12 +6,42 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from horoplug.common.opspec import Call
+from horoplug.common import dtypes
+from horoplug.common.arguments import check_mask, checked, not_a_tensor
+from horoplug.common.opspec import BY_NAME, Call
 from horoplug.tensorflow import xla
 from horoplug.tensorflow.library import OPS, runs_concurrently
 
 UPDATES: Final = "horoplug_updates"
 """A graph's collection of operations for which those of horoplug wait that are added later."""
+
+
+_COMPOSITES: Final = {
+    tf.RaggedTensor: "pass x.to_tensor(), or its flat_values and row_lengths() in operations of their own",
+    tf.sparse.SparseTensor: "pass tf.sparse.to_dense(x)",
+}
+"""What TensorFlow does not convert to a dense tensor, and what to pass instead."""
+
+
+def to_tensor(value: Any) -> tf.Tensor:
+    """A dense tensor of a dtype that the core supports.
+
+    Raises TypeError for a value that is no tensor, ValueError for a dtype that is not supported."""
+    check_mask(value)
+    for kind, remedy in _COMPOSITES.items():
+        if isinstance(value, kind):
+            raise TypeError(f"expected a dense tensor, got a {kind.__name__}; {remedy}.")
+    if value is None or isinstance(value, (dict, set)):
+        raise not_a_tensor("a tensor", value, "tf.convert_to_tensor")
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:  # their texts may have several lines
+        text = " ".join(str(error).split())
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"the {type(value).__name__} cannot be made a tensor: {text}") from None
+    if tensor.dtype.base_dtype.name not in dtypes.CODES:
+        raise dtypes.unsupported(tensor.dtype.name, dtypes.NAMES)
+    return tensor
 
 
 def run(
@@ -26,6 +56,7 @@ def run(
 
     In a graph the ranks match operations by the names of the nodes. In eager mode they match them by ``call.name``, or
     by the order of the calls without a name."""
+    call = checked(BY_NAME[operation], call)
     function = f"grouped_{operation}" if grouped else operation
     arguments: dict[str, Any] = {"process_set_id": call.process_set}
     arguments |= {"tensors": tensors} if grouped else {"tensor": tensors[0]}
@@ -40,7 +71,10 @@ def run(
         arguments["root_rank"] = call.root
     elif operation == "alltoall":
         splits = [] if call.splits is None else call.splits
-        arguments["splits"] = tf.convert_to_tensor(splits, tf.int32)
+        try:
+            arguments["splits"] = tf.convert_to_tensor(splits, tf.int32)
+        except (TypeError, ValueError):
+            raise ValueError("splits= takes one integer (int32) for each rank.") from None
     if tf.executing_eagerly():
         arguments |= {"tensor_name": call.name or "", "blocking": True}
     else:

@@ -7,6 +7,7 @@ import torch
 
 from horoplug._native import DeviceMemory, Memory
 from horoplug.common import dtypes
+from horoplug.common.arguments import not_a_tensor
 from horoplug.common.ops import CPU, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.torch import streams
@@ -27,11 +28,13 @@ class TorchAdapter:
         self, tensor: torch.Tensor, in_place: bool
     ) -> tuple[torch.Tensor, int, int, Sequence[int], int]:
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}.")
+            raise not_a_tensor("a torch.Tensor", tensor, "torch.as_tensor")
         code = CODES.get(tensor.dtype)
         if code is None:
             raise dtypes.unsupported(tensor.dtype, CODES)
         device = CPU if tensor.is_cpu else streams.device_of(tensor)
+        if tensor.is_nested:
+            raise ValueError("the tensor is nested; pass torch.nested.to_padded_tensor(x, 0.0).")
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"the tensor's layout is {tensor.layout}; use .to_dense(), or sparse_allreduce_async."
@@ -69,7 +72,10 @@ class TorchAdapter:
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
     def to_counts(self, splits: Any) -> list[int]:
-        counts = torch.as_tensor(splits)
+        try:
+            counts = torch.as_tensor(splits)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError("splits= takes one integer for each rank.") from None
         if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
             raise ValueError("splits= takes one integer for each rank.")
         return counts.tolist()

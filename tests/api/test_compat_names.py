@@ -173,7 +173,10 @@ def test_build_queries_of_horovod_util(capsys):
     assert not util.ccl_built()
     assert isinstance(util.nccl_built(), int)
     assert capsys.readouterr().out == ""
-    assert util.extension_available("torch")
+    for name in ("torch", "tensorflow", "keras", "jax"):
+        installed = importlib.util.find_spec(name) is not None
+        assert util.extension_available(name) == installed
+    assert not util.extension_available("numpy")
     assert not util.extension_available("mxnet")
     assert util.gpu_available("mxnet") is False
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")

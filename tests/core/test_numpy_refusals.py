@@ -12,6 +12,11 @@ pytest_plugins = ["tests.harness.jobs"]
 ranks = ranks_fixture("a", "aa", "aab")
 
 
+class OnlyConvertible:
+    def __array__(self, dtype=None, copy=None):
+        return np.ones(2)
+
+
 def check_refusals():
     x = np.ones((4, 3), np.float32)
     durations = x.astype("m8[s]")
@@ -50,7 +55,37 @@ def check_refusals():
     refused(TypeError, "root_rank", lambda: hvd.broadcast(x))
     refused(TypeError, "ProcessSet", lambda: hvd.allreduce(x, process_set=3))
     refused(ValueError, "not registered", lambda: hvd.barrier(hvd.ProcessSet([0])))
+    hidden = np.ma.array(x, mask=x > 0)
+    for call in (hvd.allreduce, hvd.allgather_async, hvd.allreduce_):
+        refused(TypeError, r"masked array.*pass x\.filled", lambda call=call: call(hidden))
+    refused(TypeError, "masked array", lambda: hvd.grouped_allreduce([x, hidden]))
+    refused(ValueError, "the list cannot be made an array", lambda: hvd.allreduce([[1.0], []]))
+    refused(TypeError, "str; use broadcast_object", lambda: hvd.allgather("text"))
+    refused(TypeError, r"pass np\.asarray\(x\)", lambda: hvd.allgather(OnlyConvertible()))
+    # Options of a wrong kind: the error names the argument.
+    refused(TypeError, "root_rank= takes an integer, got 'a'", lambda: hvd.broadcast(x, "a"))
+    refused(TypeError, "root_rank= takes an integer", lambda: hvd.gather_async(x, 0.5))
+    refused(TypeError, "root_rank= takes an integer", lambda: hvd.broadcast_object(x, None))
+    refused(ValueError, "root_rank=.* is too large", lambda: hvd.broadcast(x, 2**70))
+    refused(TypeError, "send: dest= takes an integer", lambda: hvd.send(x, None))
+    refused(TypeError, "recv: source= takes an integer", lambda: hvd.recv_async(x, "0"))
+    refused(TypeError, "tag= takes an integer", lambda: hvd.send_async(x, 0, tag=1.5))
+    refused(TypeError, "name= takes a string, got int", lambda: hvd.allreduce(x, name=0))
+    for factor in ("prescale_factor", "postscale_factor"):
+        for wrong in (None, "2", 1j, [2.0]):
+            options = {factor: wrong}
+            refused(TypeError, f"{factor}= takes a number", lambda o=options: hvd.allreduce(x, **o))
+    refused(ValueError, r"op=\[0\] is not a reduction", lambda: hvd.allreduce(x, op=[0]))
+    refused(TypeError, "average= takes True or False", lambda: hvd.allreduce(x, "name"))
+    refused(ValueError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[[1], []]))
+    for call in (hvd.synchronize, hvd.poll):
+        for wrong in (None, x, [0]):
+            refused(TypeError, "takes a handle", lambda c=call, w=wrong: c(w))
+    refused(TypeError, "takes a ProcessSet", lambda: hvd.remove_process_set([0]))
+    refused(ValueError, "ranks as integers", lambda: hvd.ProcessSet(hidden))
     # The job still works.
+    assert hvd.allreduce(1 + 2j) == 1 + 2j
+    assert (hvd.allreduce(np.matrix(x)) == 1).all()
     assert (hvd.allreduce(x) == 1).all()
 
 

@@ -1,7 +1,7 @@
 """The gradients of operations, by central differences of the losses of all ranks, computed with NumPy in one process.
 
-Every rank has the loss ``Re(sum(factor * y)) + sum(square * |y|^2) / 2`` of its output ``y``. The losses are quadratic, so
-that central differences are exact but for rounding."""
+Every rank has the loss ``Re(sum(factor * y)) + sum(square * |y|^2) / 2`` of its output ``y``. The losses are quadratic.
+Therefore central differences are exact but for rounding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ ROOT = 0
 class Kind(NamedTuple):
     """An operation with options.
 
-    Horovod's rules differ from the derivative of the sum of the losses by ``factor``. ``second_factor`` is the factor of
-    the rule by which a first derivative is differentiated again."""
+    Horovod's rules differ from the derivative of the sum of the losses by ``factor``. ``second_factor`` is the factor
+    of the rule by which a first derivative is differentiated again."""
 
     operation: str
     options: dict[str, Any]

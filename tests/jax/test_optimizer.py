@@ -170,8 +170,21 @@ def check_passes(key):
     assert int(state.passes) == 0
 
 
+def check_multi_steps():
+    """As its refusal advises: MultiSteps around the distributed optimizer reduces in every second step only."""
+    rank, size = hvd.rank(), hvd.size()
+    optimizer = optax.MultiSteps(hvd.DistributedOptimizer(optax.sgd(1.0)), 2)
+    w = jnp.zeros(2)
+    state = optimizer.init(w)
+    for n in range(4):
+        updates, state = jax.jit(optimizer.update)(jnp.full(2, n + rank + 0.5), state, w)
+        w = optax.apply_updates(w, updates)
+    np.testing.assert_allclose(w, np.full(2, -(1 + 3 + size - 1)), rtol=1e-6)
+
+
 def test_backward_passes_per_step(ranks):
     ranks.run(check_passes, seed())
+    ranks.run(check_multi_steps)
 
 
 def check_gradients(key):
@@ -222,6 +235,10 @@ def test_invalid_arguments_raise():
     adam = optax.adam(1e-3)
     with pytest.raises(TypeError, match="an optimizer of optax"):
         hvd.DistributedOptimizer(0.1)
+    with pytest.raises(TypeError, match=r"MultiSteps.*; wrap the optimizer inside of it"):
+        hvd.DistributedOptimizer(optax.MultiSteps(adam, 2))
+    with pytest.raises(TypeError, match="compression= takes Compression"):
+        hvd.DistributedOptimizer(adam, compression="bf16")
     with pytest.raises(ValueError, match="at least 1"):
         hvd.DistributedOptimizer(adam, backward_passes_per_step=0)
     with pytest.raises(ValueError, match="op=Average only"):

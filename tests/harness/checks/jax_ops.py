@@ -9,6 +9,7 @@ jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
 CastCompressor = pytest.importorskip("horoplug.jax.compression").CastCompressor
 jnp = jax.numpy
+sparse = pytest.importorskip("jax.experimental.sparse")
 
 WRAPPERS = [jax.jit, lambda f: f]  # compiled, and not compiled
 
@@ -162,6 +163,27 @@ def check_refusals():
             compiled(lambda x: hvd.allreduce(x, op=9))(jnp.ones(2))
         with pytest.raises(ValueError, match="reducescatter supports"):
             compiled(lambda x: hvd.reducescatter(x, op=hvd.Max))(jnp.ones(2))
+    number = 1 + 2j
+    for compiled in WRAPPERS:
+        same(compiled(lambda: hvd.allreduce(number))(), np.complex64(number))
+        for wrong, kind, match in (
+            (np.ma.array([1.0, 2.0], mask=[0, 1]), TypeError, r"masked array.*x\.filled"),
+            ([jnp.ones(1), sparse.BCOO.fromdense(jnp.eye(2))], TypeError, r"BCOO; pass x\.todense"),
+            ({"a": np.array(["text"])}, ValueError, "dtype <U4 is not supported"),
+        ):
+            with pytest.raises(kind, match=match):
+                compiled(lambda y, wrong=wrong: hvd.allreduce([y, wrong], op=hvd.Sum))(jnp.ones(2))
+        for options, match in (
+            ({"root_rank": "0"}, "root_rank= takes an integer, got '0'"),
+            ({"root_rank": 0, "name": [1]}, "name= takes a string, got list"),
+        ):
+            with pytest.raises(TypeError, match=match):
+                compiled(lambda x, options=options: hvd.broadcast(x, **options))(jnp.ones(2))
+        with pytest.raises(TypeError, match="prescale_factor= takes a number"):
+            compiled(lambda x: hvd.allreduce(x, prescale_factor=x))(jnp.ones(2))
+        with pytest.raises(TypeError, match="compression= takes Compression"):
+            compiled(lambda x: hvd.allreduce(x, compression="fp16"))(jnp.ones(2))
+    assert repr(jax.make_jaxpr(hvd.allreduce)(jnp.ones(2)).effects) == "{Collective}"
     # Errors that the core finds. In a program only this operation fails.
     with pytest.raises(RuntimeError, match="root rank 99 does not exist"):
         jax.block_until_ready(jax.jit(lambda x: hvd.broadcast(x, 99))(jnp.ones(2)))

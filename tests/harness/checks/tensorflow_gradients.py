@@ -159,6 +159,12 @@ def check_tape():
     mean = (size - 1) / 2
     close(tape.gradient(loss, a), [2 * mean])
     close(tape.gradient(loss, a, output_gradients=tf.constant([3.0])), [6 * mean])
+    # The fourth argument is Horovod's if it is a bool, and otherwise TensorFlow's.
+    unused = tf.Variable([1.0, 2.0])
+    assert tape.gradient(loss, unused, None, True) is None
+    assert tape.gradient(loss, unused, None, tf.UnconnectedGradients.NONE) is None
+    close(tape.gradient(loss, unused, None, tf.UnconnectedGradients.ZERO), [0, 0])
+    close(tape.gradient(loss, unused, unconnected_gradients="zero"), [0, 0])
     found = tape.gradient(loss, {"a": a, "rest": [b, c]})
     close(found["a"], [2 * mean])
     close(found["rest"][0], [2 * (rank + 1) / size])

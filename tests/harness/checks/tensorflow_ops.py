@@ -6,6 +6,7 @@ import pytest
 import horoplug as plain
 from tests.harness.cases import exchanged
 from tests.harness.checks.arrays import arrays, reduced, shapes
+from tests.harness.checks.errors import refused
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
@@ -252,3 +253,35 @@ def check_mismatches():
             error_of(wrong, f"'[a-z]+.{what}'.*ranks? 0.*rank 1", function)
     # The job continues.
     assert hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2]
+
+
+def check_inputs():
+    """Inputs that are no dense tensors, and options of a wrong kind: the error is one line that names them."""
+    x = tf.ones(2)
+    ragged, sparse = tf.ragged.constant([[1.0], [1.0, 2.0]]), tf.sparse.eye(2)
+    for wrong, kind, text in (
+        (ragged, TypeError, r"RaggedTensor; pass x.to_tensor"),
+        (sparse, TypeError, r"SparseTensor; pass tf.sparse.to_dense"),
+        (np.ma.array([1.0, 2.0], mask=[0, 1]), TypeError, r"masked array.*x\.filled"),
+        (None, TypeError, "expected a tensor, got NoneType"),
+        ("text", ValueError, "dtype string is not supported"),
+        ([[1.0], [1.0, 2.0]], ValueError, "the list cannot be made a tensor"),
+    ):
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+            refused(kind, text, lambda call=call, wrong=wrong: call(wrong))
+        refused(kind, text, lambda wrong=wrong: hvd.broadcast(wrong, 0))
+        refused(kind, text, lambda wrong=wrong: hvd.grouped_allreduce([x, wrong]))
+    vocabulary = tf.Variable(["a", "b"], name="vocabulary")
+    number = tf.Variable(1.0)
+    for call in both(lambda: hvd.broadcast_variables([number, vocabulary], 0)):
+        refused(TypeError, "vocabulary:0 has the dtype string.*broadcast_object", call)
+    refused(TypeError, "takes a list of variables", lambda: hvd.broadcast_variables(number, 0))
+    refused(TypeError, "expected a variable, got", lambda: hvd.broadcast_variables([x], 0))
+    for call in both(lambda: hvd.broadcast(x, "0")):
+        refused(TypeError, "root_rank= takes an integer, got '0'", call)
+    refused(TypeError, "name= takes a string", lambda: hvd.allreduce(x, name=3))
+    refused(TypeError, "postscale_factor= takes a n", lambda: hvd.allreduce(x, postscale_factor=""))
+    refused(TypeError, "compression= takes", lambda: hvd.allreduce(x, compression="fp16"))
+    refused(ValueError, "one integer .int32. for", lambda: hvd.alltoall(x, splits=[0.5]))
+    refused(TypeError, "expected a tf.GradientTape", lambda: hvd.DistributedGradientTape(None))
+    assert hvd.allreduce(1 + 2j).numpy() == 1 + 2j
