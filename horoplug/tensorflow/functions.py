@@ -96,7 +96,9 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Returns a function that calls :func:`broadcast_object` with these arguments."""
+    """Returns a function that calls :func:`broadcast_object` with these arguments.
+
+    ``session`` is accepted for compatibility with Horovod and has no effect."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -110,5 +112,7 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Returns the objects of all ranks of the set in rank order. They must be picklable."""
+    """Returns the objects of all ranks of the set in rank order. They must be picklable.
+
+    ``session`` is accepted for compatibility with Horovod and has no effect."""
     return objects.allgather_object(obj, name, process_set)
