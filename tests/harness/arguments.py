@@ -73,6 +73,24 @@ def shown(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
+def check_rows(functions: Mapping[str, Function], rows: Callable[[str], Rows]) -> None:
+    """Raises AssertionError for an argument without a row, a row without an argument, a row that the guide does not list
+    and one whose test does not exist."""
+    documented = DOCUMENTED.read_text()
+    problems = []
+    for name, function in functions.items():
+        table = rows(name)
+        parameters = inspect.signature(function).parameters
+        problems += [f"{name}({each}=) has no row" for each in parameters if each not in table]
+        problems += [f"{name} has no argument {each}" for each in table if each not in parameters]
+        for argument, row in table.items():
+            if isinstance(row, NoEffect) and f"`{name}({argument})`" not in documented:
+                problems.append(f"{DOCUMENTED.name} does not list `{name}({argument})`")
+            if isinstance(row, Tested) and not Path(ROOT, row.path).exists():
+                problems.append(f"{name}({argument}=): {row.path} does not exist")
+    assert not problems, "\n".join(problems)
+
+
 def without_effect(
     functions: Mapping[str, Function],
     usual: Callable[[str], Mapping[str, Any]],
@@ -82,23 +100,13 @@ def without_effect(
     """The arguments whose change this rank does not see. ``usual``: the usual arguments of a function. ``rows``: its
     rows of the table. ``run``: calls a function with arguments; the result is compared.
 
-    Raises AssertionError for an argument without a row, a row without an argument, and an undocumented NoEffect."""
-    documented = DOCUMENTED.read_text()
-    unseen, problems = [], []
+    Raises the AssertionError of :func:`check_rows`."""
+    check_rows(functions, rows)
+    unseen = []
     for name, function in functions.items():
-        table = rows(name)
-        parameters = inspect.signature(function).parameters
-        problems += [f"{name}({each}=) has no row" for each in parameters if each not in table]
-        problems += [f"{name} has no argument {each}" for each in table if each not in parameters]
         standard = None
-        for argument, row in table.items():
-            if isinstance(row, NoEffect):
-                if f"`{name}({argument})`" not in documented:
-                    problems.append(f"{DOCUMENTED.name} does not list `{name}({argument})`")
-                continue
-            if isinstance(row, Tested):
-                if not Path(ROOT, row.path).exists():
-                    problems.append(f"{name}({argument}=): {row.path} does not exist")
+        for argument, row in rows(name).items():
+            if isinstance(row, (NoEffect, Tested)):
                 continue
             if isinstance(row, Outcomes):
                 before, after = map(shown, row.of())
@@ -110,5 +118,4 @@ def without_effect(
                 after = outcome(lambda f=function, c=changed: run(f, c))
             if before == after:
                 unseen.append(f"{name}({argument}=): {before[:200]}")
-    assert not problems, "\n".join(problems)
     return unseen

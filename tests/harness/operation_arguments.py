@@ -179,6 +179,7 @@ def check(
     def without_name(name: str) -> Mapping[str, Any]:
         return {k: Tested(__file__) if k == "name" else v for k, v in rows(name).items()}
 
+    arguments.check_rows(functions, rows)  # before the ranks wait for each other
     with name_in_flight(make(), module):
         unseen = arguments.without_effect(named, usual, only_name, run) if hvd.rank() == 0 else []
     unseen += arguments.without_effect(named, usual, without_name, run)
