@@ -84,11 +84,13 @@ class WorkerNotificationManager:
     def handle_hosts_updated(
         self, timestamp: float, update_res: int = HostUpdateResult.no_update
     ) -> None:
-        """Notify all listeners that hosts have changed. ``timestamp``: seconds, which order the notifications."""
+        """Notify all listeners that hosts have changed. ``timestamp``: seconds, which order the notifications. An
+        exception of a listener is raised when all have been notified."""
         with self._lock:
             listeners = list(self._listeners)
-        for listener in listeners:
-            listener.on_hosts_updated(timestamp, update_res)
+        with contextlib.ExitStack() as stack:
+            for listener in listeners:
+                stack.callback(listener.on_hosts_updated, timestamp, update_res)
 
 
 notification_manager = WorkerNotificationManager()

@@ -126,12 +126,18 @@ class Operation(Waitable):
                 stream = self.adapter.stream(self.device, self.inputs)
                 for later in {stream, self.stream}:
                     self.engine.stream_wait(self.handle, later)
-            outputs = self._collect(stream) if self.outputs is None else self.outputs
         except Error as error:
             self.abandon()
             self._forget()
             raise exception(error) from None
-        self._forget()
+        # From here on the operation is over, whatever the conversion of its results raises.
+        try:
+            outputs = self._collect(stream) if self.outputs is None else self.outputs
+        except Error as error:
+            self.abandon()
+            raise exception(error) from None
+        finally:
+            self._forget()
         if self.targets is not None:
             for result, tensor in zip(outputs, self.targets, strict=True):
                 if result is not tensor:
@@ -170,6 +176,8 @@ class SplitGroup(Waitable):
     def __init__(self, parts: list[Part[Any]], operations: list[Operation]) -> None:
         self.parts = parts
         self.operations = operations
+        self.outputs: list[Any] = []
+        self.failure: Exception | None = None
         self.number = context.track(self)
 
     def done(self) -> bool:
@@ -177,17 +185,19 @@ class SplitGroup(Waitable):
 
     def wait(self) -> Any:
         """Block until all parts are done, even if one fails; return the outputs in the order of the group."""
-        outputs: list[Any] = []
-        failure: HorovodInternalError | None = None
-        for operation in self.operations:
+        while len(self.outputs) < len(self.operations):  # a second call goes on after an interrupt
+            operation = self.operations[len(self.outputs)]
             try:
-                outputs.append(operation.wait())
-            except HorovodInternalError as error:
-                failure = failure or error
+                output = operation.wait()
+            except Exception as error:
+                if operation.number in context.operations:  # interrupted by a handler of signals
+                    raise
+                output, self.failure = None, self.failure or error
+            self.outputs.append(output)
         context.operations.pop(self.number, None)
-        if failure is not None:
-            raise failure
-        return join_parts(self.parts, outputs)
+        if self.failure is not None:
+            raise self.failure
+        return join_parts(self.parts, self.outputs)
 
     def abandon(self) -> None:
         """Does nothing: the context has the operations of the parts as well."""

@@ -145,6 +145,13 @@ class Actors:
             found = self._live.get(process)
         if found is None or found.killed:
             return
+        try:
+            self._report(process, found, future)
+        except Exception as error:  # the job would wait for the process
+            self.job.ended(process, 1, f"has ended, and its outcome cannot be read: {error}")
+        self._forget(process)
+
+    def _report(self, process: int, found: _Process, future: Any) -> None:
         error = future.exception()
         if error is None:
             self._returned(process, found, future.result())
@@ -153,7 +160,6 @@ class Actors:
         else:
             reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
             self.job.ended(process, 1, f"has failed: {reason}")
-        self._forget(process)
 
     def _returned(self, process: int, found: _Process, outcome: Outcome) -> None:
         if outcome.has_left:

@@ -120,7 +120,10 @@ class Agents:
             while not over.wait(self._ping_seconds):
                 for connection in list(self.all):
                     if not connection.host.is_local:
-                        connection.ping()
+                        with contextlib.suppress(
+                            Exception
+                        ):  # the loop finds the failure when it reads
+                            connection.ping()
 
         thread = threading.Thread(target=ping, daemon=True)
         if self.may_grow or any(not connection.host.is_local for connection in self.all):

@@ -47,6 +47,8 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, encrypt: bool) 
             results.put(f"{address} (something else answers there)")
         except OSError as error:
             results.put(f"{address} ({(error.strerror or str(error)).lower()})")
+        except Exception as error:
+            results.put(f"{address} ({type(error).__name__}: {error})")
         else:
             if is_first.acquire(blocking=False):
                 results.put(made)

@@ -195,8 +195,13 @@ class _Slots:
     def _handle_all(self) -> None:
         while not self._is_over:
             event = next_event(self._service, time.monotonic() + _TICK_SECONDS)
-            if event is not None:
+            if event is None:
+                continue
+            try:
                 self._handle(event)
+            except Exception as error:  # such as an error of the user's stdout
+                assert self._job is not None
+                self._job.abandon(RankError(f"horoplug.spark: {reason(error)}"))
 
     def _handle(self, event: Event) -> None:
         match event:

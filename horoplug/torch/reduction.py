@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 
 from horoplug._native import Prepared
-from horoplug.base.errors import HorovodInternalError
 from horoplug.common.batch import Batch, prepare
 from horoplug.common.compression import is_cast_by_core, wire_dtype
 from horoplug.common.ops import CPU, Operation, SplitGroup, submit
@@ -282,5 +281,5 @@ def _method(compression: Any, name: str) -> Any:
 def _collecting(failures: list[Exception | None]) -> Iterator[None]:
     try:
         yield
-    except HorovodInternalError as error:
+    except Exception as error:
         failures.append(error)

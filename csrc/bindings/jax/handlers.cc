@@ -38,8 +38,9 @@ bool answer_metadata_request(xla::CallFrame* frame) {
 void end_eager_call(std::int32_t number, const Failure* failure) {
   try {
     eager_calls().end(number, failure);
-  } catch (const Failure&) {
-    // Python has not opened the number, so nothing waits for the outcome.
+  } catch (const std::exception&) {
+    // Python has not opened the number, so nothing waits for the outcome; or there is no memory for
+    // the reason, and Python reports that XLA has not run the operation.
   }
 }
 
@@ -62,6 +63,8 @@ xla::Error* handle(xla::CallFrame* frame, Body&& body) {
     return fail(failure);
   } catch (const std::exception& error) {
     return fail({xla::kInternal, error.what()});
+  } catch (...) {
+    return fail({xla::kInternal, "unknown exception in horoplug"});
   }
 }
 

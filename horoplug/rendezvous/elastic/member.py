@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from horoplug.base.errors import RendezvousError
+from horoplug.base.errors import HorovodInternalError, RendezvousError
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.rendezvous.elastic.messages import (
     Checks,
@@ -130,11 +130,17 @@ class _UpdateWatch:
         self._lock = threading.Lock()
         self._pending: PendingGet | None = None
         self._is_over = False
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="horoplug-elastic", daemon=True)
         self._thread.start()
 
     def check(self) -> HostUpdate | None:
-        """Make a check. Returns the update if all members stop at it."""
+        """Make a check. Returns the update if all members stop at it. Errors: HorovodInternalError if the thread has
+        failed: the membership then has to be formed again."""
+        if self._failure is not None:
+            raise HorovodInternalError(
+                f"this process does not learn of new hosts any more: {self._failure}"
+            ) from self._failure
         return self._update if self._point.check() else None
 
     def close(self) -> None:
@@ -161,6 +167,8 @@ class _UpdateWatch:
                     return
         except RendezvousError:
             pass  # this watch was closed; or the launcher has ended, which other parts report
+        except Exception as error:
+            self._failure = error
         finally:
             self._point.decide(stop)
 

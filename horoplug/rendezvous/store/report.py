@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from horoplug.base.config import Config
-from horoplug.base.errors import AuthenticationError, RendezvousError
+from horoplug.base.errors import AuthenticationError
 from horoplug.rendezvous.store.client import StoreClient
 
 KEY = "status"  # the store's key with the last report
@@ -65,8 +65,10 @@ class Report:
             except AuthenticationError as error:
                 _log.debug("no status is reported to the launcher: %s", error)
                 return
-            except (OSError, RendezvousError) as error:
-                _log.debug("no status is reported to the launcher for now: %s", error)  # suspended
+            except (
+                Exception
+            ) as error:  # a launcher that is suspended; or the counters cannot be read
+                _log.debug("no status is reported to the launcher for now: %s", error)
 
     def _report(self, client: StoreClient, seconds: float) -> None:
         while True:

@@ -73,6 +73,8 @@ class DiscoveryThread:
                 self._found(self._discovery.find_available_hosts_and_slots())
             except Exception as error:
                 self._found(error)
+            except BaseException as error:  # SystemExit would end the thread without a word
+                self._found(RuntimeError(f"it has raised {error!r}"))
             self._over.wait(DISCOVERY_SECONDS)
 
     def close(self) -> None:
