@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 ABI_VERSION: int
 ANY_RANK: int
@@ -412,6 +413,9 @@ def dtypes() -> list[tuple[int, str, int, str, str, int]]:
 
 def dtype_size(dtype: int) -> int:
     """Bytes of an element; 0 for an unknown code."""
+
+def value_or_raise(future: Any) -> Any:
+    """The value of a future of PyTorch that is complete. An exception is raised, without a traceback."""
 
 def guard_exit(seconds: float, text: str) -> None:
     """Limit the time that this process takes to exit: after ``seconds``, it prints ``text`` to stderr and ends with

@@ -7,6 +7,18 @@ namespace {
 
 PyObject* error_type = nullptr;
 
+// The value of a future of PyTorch; raises the value if it is an exception. PyTorch's C++ code
+// turns what a callback raises into a text, which has a line for each frame of Python in the
+// traceback: here there is none.
+py::object value_or_raise(const py::object& future) {
+  py::object value = future.attr("value")();
+  if (PyExceptionInstance_Check(value.ptr()) == 0) return value;
+  PyObject* const type = PyExceptionInstance_Class(value.ptr());
+  PyErr_Restore(py::reinterpret_borrow<py::object>(type).release().ptr(), value.release().ptr(),
+                nullptr);
+  throw py::error_already_set();
+}
+
 }  // namespace
 
 py::object make_error(hp_status status, const std::string& message) {
@@ -32,6 +44,7 @@ void add_errors(py::module_& module) {
   error_type = PyErr_NewException("horoplug._native.Error", PyExc_Exception, attributes.ptr());
   if (error_type == nullptr) throw py::error_already_set();
   module.attr("Error") = py::handle(error_type);
+  module.def("value_or_raise", &value_or_raise, py::arg("future"));
 }
 
 }  // namespace horoplug::python

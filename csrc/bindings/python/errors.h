@@ -17,7 +17,7 @@ pybind11::object make_error(hp_status status, const std::string& message);
 // Raises Error with the text of hp_last_error() unless `status` is HP_OK.
 void check(hp_status status);
 
-// Adds the class Error to the module.
+// Adds the class Error, and value_or_raise, to the module.
 void add_errors(pybind11::module_& module);
 
 }  // namespace horoplug::python

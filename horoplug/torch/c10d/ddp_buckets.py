@@ -20,24 +20,44 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 def parameters_in_bucket(group: Any, bucket: torch.Tensor) -> str:
     """The parameters whose gradients are in a bucket: "module.0.weight, module.0.bias". Empty if they cannot be told.
 
-    It looks through all objects of the process, so it is for failures only."""
+    It looks through all objects of the process, so it is for failures only. Never raises an Exception: the failure that
+    it describes must reach the program."""
     for model in gc.get_objects():
         # isinstance would look at attributes of proxies.
-        if not issubclass(type(model), DistributedDataParallel) or model.process_group is not group:
+        if not issubclass(type(model), DistributedDataParallel):
             continue
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        found = _by_address(trained, bucket) or _by_size(trained, bucket)
+        try:
+            found = _members(model, group, bucket)
+        except (
+            Exception
+        ):  # a model that could not be built, or a tensor of a kind that is unknown here
+            continue
         if found:
             more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
             return ", ".join(found[:_MOST_NAMES]) + more
     return ""
 
 
+def _members(model: Any, group: Any, bucket: torch.Tensor) -> list[str]:
+    if model.process_group is not group:
+        return []
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if bucket.layout is not torch.strided:  # a sparse gradient is a bucket of its own
+        alike = [name for name, p in trained if p.shape == bucket.shape]
+        return alike if len(alike) == 1 else []
+    return _by_address(trained, bucket) or _by_size(trained, bucket)
+
+
 def _by_address(trained: Named, bucket: torch.Tensor) -> list[str]:
     """With gradient_as_bucket_view, gradients are views of their bucket."""
     begin = bucket.data_ptr()
     end = begin + bucket.numel() * bucket.element_size()
-    return [n for n, p in trained if p.grad is not None and begin <= p.grad.data_ptr() < end]
+    dense = [
+        (name, p.grad)
+        for name, p in trained
+        if p.grad is not None and p.grad.layout is torch.strided
+    ]
+    return [name for name, grad in dense if begin <= grad.data_ptr() < end]
 
 
 def _by_size(trained: Named, bucket: torch.Tensor) -> list[str]:

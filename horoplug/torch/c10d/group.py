@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from horoplug._native import Engine
+from horoplug.base.log import logger
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.torch.c10d.connect import connect
 from horoplug.torch.c10d.delegates import Delegates
@@ -217,10 +218,11 @@ class Group(_Base):  # type: ignore[misc]
         if self not in _open or self._pid != os.getpid():
             return
         _open.discard(self)
-        self._engine.shutdown()
-        self._connections.close()
-        self._operations.close()
-        self._delegates.shutdown()
+        with contextlib.ExitStack() as stack:  # all of it, also if a part fails
+            stack.callback(self._delegates.shutdown)
+            stack.callback(self._operations.close)
+            stack.callback(self._connections.close)
+            self._engine.shutdown()
 
     def __del__(self) -> None:
         # destroy_process_group() of PyTorch 2.1 only drops the group. A Work may keep the engine for longer.
@@ -243,7 +245,10 @@ class Group(_Base):  # type: ignore[misc]
 
 def _shut_down_all() -> None:
     for group in list(_open):
-        group.shutdown()
+        try:
+            group.shutdown()
+        except Exception:  # the others still have to leave
+            logger.exception("a process group did not leave in good order")
 
 
 def _shut_down_at_exit() -> None:

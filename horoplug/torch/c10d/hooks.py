@@ -15,9 +15,10 @@ _DEEPEST = 12  # functions between a hook and the call of get_future()
 _STANDSTILL = 0.02  # seconds
 
 
-def is_of_autograd(frame: FrameType) -> bool:
-    """Whether this is the function of PyTorch that runs backward()."""
-    return str(frame.f_globals.get("__name__", "")).startswith("torch.autograd")
+def is_of_autograd(frame: FrameType | None) -> bool:
+    """Whether this is the function of PyTorch that runs backward(). None: C++ code has called, in a thread without a
+    program of Python, as backward() does for a GPU."""
+    return frame is None or str(frame.f_globals.get("__name__", "")).startswith("torch.autograd")
 
 
 class Hook:
@@ -43,9 +44,9 @@ class Hook:
         return now - self._since < _STANDSTILL
 
 
-def running_hook(caller: FrameType) -> Hook | None:
+def running_hook(caller: FrameType | None) -> Hook | None:
     """The hook in which ``caller`` runs; None: the program calls, or C++ code."""
-    if is_of_autograd(caller):
+    if caller is None or is_of_autograd(caller):
         return None
     frame: FrameType | None = caller
     for _ in range(_DEEPEST):

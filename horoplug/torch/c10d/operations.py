@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -47,7 +48,7 @@ class Pending(Protocol):
 
     def _complete(self) -> None: ...
 
-    def _complete_future(self) -> None: ...
+    def _end(self) -> None: ...
 
     def _is_awaited_by_hook(self) -> bool: ...
 
@@ -111,27 +112,40 @@ class Operations:
     def finish(
         self, submitted: Sequence[Submitted], finish: Callable[[], None] | None
     ) -> BaseException | None:
-        """Block until the operations are done, call ``finish``, and free the handles. Returns the first error."""
+        """Block until the operations are done, call ``finish``, and free the handles. Returns the first error, also
+        if it is one of ``finish``.
+
+        Raises only what a handler of signals raises while this call blocks; the operations are then in flight."""
         failure: BaseException | None = None
         for each in submitted:
             try:
                 self._engine.wait(each.handle)
-                if each.device >= 0:
-                    for stream in {streams.current(each.device), each.stream}:
-                        self._engine.stream_wait(each.handle, stream)
             except Error as error:
                 failure = failure or self.exception(error)
+                continue
+            if each.device >= 0:
+                failure = failure or self._failure_of(functools.partial(self._order, each))
         if finish is not None and failure is None:
-            try:
-                finish()
-            except Error as error:
-                failure = self.exception(error)
-            except Exception as error:
-                failure = error
+            failure = self._failure_of(finish)
         for each in submitted:
             with contextlib.suppress(Error):
                 self._engine.release(each.handle)
         return failure
+
+    def _order(self, submitted: Submitted) -> None:
+        """Order the caller's streams after an operation on a GPU."""
+        for stream in {streams.current(submitted.device), submitted.stream}:
+            self._engine.stream_wait(submitted.handle, stream)
+
+    def _failure_of(self, function: Callable[[], None]) -> BaseException | None:
+        """Call a function that completes an operation. Returns what it raises as the error of the operation."""
+        try:
+            function()
+        except Error as error:
+            return self.exception(error)
+        except BaseException as error:
+            return error
+        return None
 
     def exception(self, error: Error) -> dist.DistBackendError:
         """The exception to raise for an operation that failed."""
@@ -146,9 +160,12 @@ class Operations:
             self._engine.abort(reason)
 
     def named(self, error: BaseException, tensor: torch.Tensor) -> BaseException:
-        """The error, with the names of the parameters if ``tensor`` is a bucket of DistributedDataParallel."""
+        """The error, with the names of the parameters if it is that of an operation on a bucket of
+        DistributedDataParallel. ``tensor``: its result."""
+        if type(error) is not dist.DistBackendError:
+            return error
         names = parameters_in_bucket(self._group(), tensor)
-        return type(error)(f"{error} (gradients of {names})") if names else error
+        return dist.DistBackendError(f"{error} (gradients of {names})") if names else error
 
     def name_in_callback(self, op: Op) -> str | None:
         """The name of an operation that a callback of a future starts; None outside of callbacks.
@@ -162,19 +179,27 @@ class Operations:
 
     def complete_later(self, work: Pending) -> None:
         """Complete the future of ``work`` in a thread, which sleeps until an operation is done: it must not take
-        processor time from the backward pass that runs meanwhile."""
-        with self._lock:
-            self._waiting[work] = None
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._complete_when_done, name="horoplug futures", daemon=True
-                )
-                self._thread.start()
+        processor time from the backward pass that runs meanwhile. Waits for ``work`` if no thread can be started."""
+        try:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = self._started_thread()
+                self._waiting[work] = None
+        except RuntimeError:
+            work._end()
+            return
         for each in work._submitted:
             try:
                 self._engine.signal_when_done(each.handle, self._signal)
             except Error:  # another thread has completed the work
                 os.eventfd_write(self._signal, 1)
+
+    def _started_thread(self) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._complete_when_done, name="horoplug futures", daemon=True
+        )
+        thread.start()
+        return thread
 
     def in_callback(self) -> bool:
         """Whether a callback of a future is the caller."""
@@ -191,8 +216,7 @@ class Operations:
                     del self._waiting[work]
                 is_over = self._closed and not self._waiting
             for work in done:
-                work._complete()
-                work._complete_future()
+                work._end()
             if is_over:
                 return
             if held:
@@ -205,9 +229,16 @@ class Operations:
         for work in self._waiting:
             if work.collective and not is_next:
                 continue
-            if not work.is_completed():
+            try:
+                is_done = work.is_completed()
+                is_held = is_done and work._is_awaited_by_hook()
+            except (
+                Exception
+            ):  # the completion of the work raises it again, or does without the answer
+                is_done, is_held = True, False
+            if not is_done:
                 is_next = is_next and not work.collective
-            elif work._is_awaited_by_hook():
+            elif is_held:
                 is_next, held = False, True
             else:
                 done.append(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from horoplug._native import value_or_raise
+from horoplug.base.log import logger
 from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.operations import SHORT_PAUSE, Operations, Submitted
 from horoplug.torch.c10d.profiling import Record
@@ -53,6 +56,7 @@ class Work(_Base):  # type: ignore[misc]
         self._future: torch.futures.Future[Any] | None = None
         self._future_is_complete = False
         self._hook: hooks.Hook | None = None
+        self._is_of_backward = False  # as the reduction of a bucket of DistributedDataParallel
         self._event = event
         self._recorded = threading.Event() if event is not None else None
 
@@ -117,7 +121,7 @@ class Work(_Base):  # type: ignore[misc]
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future that gets the tensors with the results, or the error."""
-        caller = sys._getframe(1)
+        caller = sys._getframe().f_back
         if self._needs_list(caller):
             self.wait()
             complete: torch.futures.Future[Any] = _completed(self.result)
@@ -125,24 +129,25 @@ class Work(_Base):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._ended: torch.futures.Future[None] = torch.futures.Future()
+            self._ended: torch.futures.Future[Any] = torch.futures.Future()
             # Future.set_exception is for Python alone: C++ code such as DistributedDataParallel would take the
             # exception for a result. A callback that raises gives a future that has failed for both.
-            self._future = self._ended.then(self._outcome)
+            self._future = self._ended.then(value_or_raise)
+            self._hook = hooks.running_hook(caller)
+            self._is_of_backward = self._hook is not None or hooks.is_of_autograd(caller)
             done = self._done
         if not done and self._operations.in_callback():
             # The callback may wait for the future, which only its own thread would complete.
             self._complete()
             done = True
         if done:
+            self._hook = None  # keeps a frame alive
             self._complete_future()
-        else:
-            self._hook = hooks.running_hook(caller)
-            if self._event is None:
-                self._operations.complete_later(self)
+        elif self._event is None:
+            self._operations.complete_later(self)
         return self._future
 
-    def _needs_list(self, caller: FrameType) -> bool:
+    def _needs_list(self, caller: FrameType | None) -> bool:
         """Whether the caller is a hook for DistributedDataParallel in C++ that compresses to 16 bits: it takes only a
         future of PyTorch's own type for lists. None can be completed by Python; one that is complete can be made. All
         other callers of the class take futures of Python objects."""
@@ -158,12 +163,27 @@ class Work(_Base):  # type: ignore[misc]
                 return
             if not self.collective:
                 self._value = self._operations.value(self._submitted[0])
-            self._error = self._operations.finish(self._submitted, self._finish)
-            if self._error is not None and self.collective and len(self._outputs) == 1:
-                self._error = self._operations.named(self._error, self._outputs[0])
+            error = self._operations.finish(self._submitted, self._finish)
+            if error is not None and self._is_of_backward and len(self._outputs) == 1:
+                error = self._operations.named(error, self._outputs[0])
+            self._error = error
             self._done = True
             self._tensors = self._finish = None
         self._operations.forget(self)
+
+    def _end(self) -> None:
+        """Block until the operations are done, and complete the future. Never raises, in the thread of all futures of
+        the group: what goes wrong becomes the error of this work."""
+        try:
+            self._complete()
+        except BaseException as error:
+            with self._lock:
+                self._error, self._done = error, True
+            self._operations.forget(self)
+        try:
+            self._complete_future()
+        except BaseException:
+            logger.exception("the future of an operation of torch.distributed cannot be completed")
 
     def _is_awaited_by_hook(self) -> bool:
         """Whether the hook that has asked for the future still runs."""
@@ -174,15 +194,11 @@ class Work(_Base):  # type: ignore[misc]
     def _complete_future(self) -> None:
         """Complete the future, and end the event in the profile."""
         if self._event is not None and self._recorded is not None and not self._recorded.is_set():
-            self._event.end()
+            with contextlib.suppress(Exception):  # the profile lacks the event
+                self._event.end()
             self._recorded.set()
         with self._lock:
             if self._future is None or self._future_is_complete:
                 return
             self._future_is_complete = True
-        self._ended.set_result(None)
-
-    def _outcome(self, _: Any) -> list[torch.Tensor]:
-        if self._error is not None:
-            raise self._error
-        return list(self._outputs)
+        self._ended.set_result(list(self._outputs) if self._error is None else self._error)

@@ -144,31 +144,47 @@ def test_stopped_rank_is_named_after_another_has_left(pool, tmp_path):
         assert "has been waiting for rank 1, which does not answer" in text
 
 
-def killed_during_backward(as_views):
-    """The error that the survivor gets from DistributedDataParallel."""
+def killed_during_backward(as_views, sparse):
+    """The errors that the survivor gets from DistributedDataParallel, and afterwards."""
     torch.manual_seed(1)
-    layers = [torch.nn.Linear(10, 20), torch.nn.Linear(20, 3)]
+    first = torch.nn.Embedding(10, 20, sparse=True) if sparse else torch.nn.Linear(10, 20)
     model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Sequential(*layers), gradient_as_bucket_view=as_views, bucket_cap_mb=1
+        torch.nn.Sequential(first, torch.nn.Linear(20, 3)),
+        gradient_as_bucket_view=as_views,
+        bucket_cap_mb=1,
     )
+    batch = torch.tensor([2, 5]) if sparse else torch.ones(4, 10)
     for _ in range(3):  # buckets are made anew after the first step
-        model(torch.ones(4, 10)).sum().backward()
+        model(batch).sum().backward()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(RuntimeError) as caught:
-        model(torch.ones(4, 10)).sum().backward()
+    texts = []
+    for call in (
+        lambda: model(batch).sum().backward(),
+        lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+        dist.barrier,
+    ):
+        with pytest.raises(RuntimeError, match="rank 1 has died") as caught:
+            call()
+        texts.append(one_line(caught.value))
     dist.destroy_process_group()
-    return str(caught.value)
+    return texts
 
 
-@pytest.mark.parametrize("as_views", [False, True])
-def test_error_of_a_bucket_names_its_parameters(pool, tmp_path, as_views):
+@pytest.mark.parametrize(
+    ("as_views", "sparse"),
+    [(False, False), (True, False), (False, True)],
+    ids=["copies", "views", "sparse"],
+)
+def test_error_of_a_bucket_names_its_parameters(pool, tmp_path, as_views, sparse):
     with pool.ranks(2, init=False) as ranks:
         ranks.run(begin, new_file(tmp_path), "horoplug", 600.0)
-        text = ranks.outcomes(killed_during_backward, as_views)[0].value
-        assert "rank 1 has died" in text
-        for name in ("module.0.weight", "module.0.bias", "module.1.weight", "module.1.bias"):
-            assert name in text
+        text, *later = ranks.outcomes(killed_during_backward, as_views, sparse)[0].value
+        names = ["module.0.weight", "module.0.bias", "module.1.weight", "module.1.bias"]
+        found = [name for name in names if name in text]
+        # A sparse gradient is a bucket of its own.
+        assert found == names if not sparse else found in (names[:1], names[2:]), text
+        assert not any("module." in each for each in later), later
 
 
 def lone(file, seconds):
