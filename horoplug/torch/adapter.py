@@ -23,6 +23,9 @@ class TorchAdapter:
 
     tensor_type = torch.Tensor
     compression = Compression.none
+    for_sparse = "use .to_dense(), or sparse_allreduce_async."
+    for_shared_elements = "use the variant that returns a new tensor."
+    """What to do with tensors that are refused, for texts of errors."""
 
     def describe(
         self, tensor: torch.Tensor, in_place: bool
@@ -36,15 +39,13 @@ class TorchAdapter:
         if tensor.is_nested:
             raise ValueError("the tensor is nested; pass torch.nested.to_padded_tensor(x, 0.0).")
         if tensor.layout is not torch.strided:
-            raise ValueError(
-                f"the tensor's layout is {tensor.layout}; use .to_dense(), or sparse_allreduce_async."
-            )
+            raise ValueError(f"the tensor's layout is {tensor.layout}; {self.for_sparse}")
         if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
             return tensor, code, tensor.data_ptr(), tensor.shape, device
         if in_place and _overlaps(tensor):
             raise ValueError(
-                "elements of the tensor share memory, as after expand(), so it cannot be overwritten; use the variant "
-                "that returns a new tensor."
+                "elements of the tensor share memory, as after expand(), so it cannot be overwritten; "
+                f"{self.for_shared_elements}"
             )
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return dense, code, dense.data_ptr(), dense.shape, device

@@ -10,7 +10,7 @@ import torch
 from horoplug._native import Error, Op, Result
 from horoplug.common import dtypes
 from horoplug.torch import streams
-from horoplug.torch.adapter import ADAPTER
+from horoplug.torch.adapter import TorchAdapter
 from horoplug.torch.c10d import profiling
 from horoplug.torch.c10d.group import Group
 from horoplug.torch.c10d.operations import Submitted
@@ -18,6 +18,14 @@ from horoplug.torch.c10d.reductions import SUM, Reduction
 from horoplug.torch.c10d.work import Work
 
 Finish = Callable[[], None]
+
+
+class _Adapter(TorchAdapter):
+    for_sparse = "use .to_dense(); only all_reduce takes sparse tensors."
+    for_shared_elements = "pass a copy (.contiguous())."
+
+
+ADAPTER = _Adapter()
 
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
 _REDUCING = (Op.ALLREDUCE, Op.REDUCE, Op.REDUCESCATTER)

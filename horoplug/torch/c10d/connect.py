@@ -22,8 +22,8 @@ from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.connections.connected import PeerConnections
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.server import StoreServer
-from horoplug.torch.c10d.limits import name_the_argument
 from horoplug.torch.c10d.reconfigure import STORE_ERRORS, host_for_others
+from horoplug.torch.c10d.terms import in_its_terms
 
 _KEY = "horoplug"
 _PROBE_SECONDS = 2.0
@@ -64,7 +64,7 @@ def connect(
         try:
             connections = rendezvous.connect(0)
         except RendezvousError as error:
-            error.args = tuple(map(name_the_argument, error.args))
+            error.args = tuple(map(in_its_terms, error.args))
             raise
         # A rank may leave while others still send, as the last stage of a pipeline does, and as with Gloo.
         engine = start_engine(config, connections, (), transfers_outlive_ranks=True)

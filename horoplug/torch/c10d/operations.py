@@ -17,7 +17,7 @@ import torch.distributed as dist
 from horoplug._native import Engine, Error, Op, Status
 from horoplug.torch import streams
 from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
-from horoplug.torch.c10d.limits import name_the_argument
+from horoplug.torch.c10d.terms import in_its_terms
 
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
 _LOST = (Status.ABORTED, Status.SHUT_DOWN)
@@ -152,7 +152,7 @@ class Operations:
         status, message = error.args
         cause = "timeout of the process group: " if status == Status.TIMEOUT else ""
         phrase = self.phrase_for_lost_rank if status in _LOST else ""
-        return dist.DistBackendError(f"{self.who}: {cause}{name_the_argument(message)}{phrase}")
+        return dist.DistBackendError(f"{self.who}: {cause}{in_its_terms(message)}{phrase}")
 
     def abort(self, reason: str) -> None:
         """End the group on all ranks."""

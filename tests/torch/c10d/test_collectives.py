@@ -4,6 +4,7 @@ import contextlib
 import functools
 import random
 import traceback
+import warnings
 
 import pytest
 import torch
@@ -192,7 +193,9 @@ def check_sparse(draw, dtype, later):
     inputs = [each * (each > 0) for each in draw.inputs([6, 4], dtype)]
     hybrid = draw.randrange(1, 3)
     tensor = inputs[dist.get_rank()].to_sparse(hybrid)
-    finish(dist.all_reduce(tensor, async_op=later), later)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finish(dist.all_reduce(tensor, async_op=later), later)
     assert tensor.is_sparse
     same(tensor.to_dense(), reduced(inputs, ReduceOp.SUM))
 
@@ -472,6 +475,8 @@ def refused():
         "bitwise reductions take": lambda: dist.all_reduce(one, ReduceOp.BAND),
         "sparse tensors can only": lambda: dist.all_reduce(one.to_sparse(), ReduceOp.MAX),
         "meta": lambda: dist.all_reduce(meta),
+        r"after expand\(\).* pass a copy": lambda: dist.all_reduce(torch.ones(1).expand(3)),
+        "use .to_dense": lambda: dist.broadcast(one.to_sparse(), 0),
     }
     for text, call in calls.items():
         with pytest.raises((ValueError, TypeError, RuntimeError), match=text) as caught:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from horoplug.torch.c10d import ProcessGroup
 from horoplug.torch.c10d.gloo import StandIn
 from tests.harness.process_groups import begin, end, new_file
 from tests.harness.support import environment, wait_until_stopped
@@ -119,8 +120,9 @@ def stop_after_another_has_left(file):
     begin(file)
     if dist.get_rank() == 2:
         return end()
-    with pytest.raises(dist.DistBackendError, match="rank 2 has shut down"):
+    with pytest.raises(dist.DistBackendError, match="rank 2 has shut down") as caught:
         dist.barrier()
+    assert one_line(caught.value).endswith("until every rank creates the group again")
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     with pytest.raises(dist.DistBackendError) as caught:
@@ -295,6 +297,17 @@ work.wait()
         process.kill()
         process.wait(10)
     assert "KeyboardInterrupt" in errors
+
+
+def test_group_that_this_rank_has_left():
+    """The text speaks of groups, not of horoplug's own init()."""
+    group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20))
+    group.shutdown()
+    for call in (lambda: group.allreduce([torch.ones(1)]), group.barrier):
+        with pytest.raises(dist.DistBackendError) as caught:
+            call()
+        assert "this rank has left the process group; create" in one_line(caught.value)
+        assert "init()" not in str(caught.value)
 
 
 def test_missing_rank_in_place_of_gloo_has_also_the_text_of_gloo():
