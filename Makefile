@@ -32,7 +32,7 @@ help:
 	@echo "             training beside busy threads"
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
-	@echo "make test-integrations   tests with Lightning, Accelerate and Transformers, and of torchrun's restarts"
+	@echo "make test-integrations   tests with Lightning, Accelerate, Transformers and torch.compile, and of torchrun's restarts"
 	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
 	@echo "make build   build into horoplug/, for working on the source tree"

@@ -11,6 +11,7 @@ from typing import Any
 from torch._C import _distributed_c10d
 
 from horoplug.torch.c10d.work import Work
+from horoplug.torch.dynamo import run_methods_eagerly
 
 _Base: Any = _distributed_c10d.Backend
 
@@ -121,3 +122,4 @@ def _passed_on(name: str) -> Callable[..., Any]:
 
 for _name in _OPERATIONS:
     setattr(Backend, _name, _passed_on(_name))
+run_methods_eagerly(Backend)

@@ -21,6 +21,7 @@ from horoplug.torch.c10d.delegates import Delegates
 from horoplug.torch.c10d.operations import Operations
 from horoplug.torch.c10d.reconfigure import NotConnected, Place
 from horoplug.torch.c10d.work import Work
+from horoplug.torch.dynamo import run_methods_eagerly
 
 _open: weakref.WeakSet[Group] = weakref.WeakSet()
 _registered_in = -1  # process id
@@ -30,11 +31,15 @@ _registered_in = -1  # process id
 _Base: Any = dist.ProcessGroup
 
 
+@run_methods_eagerly
 class Group(_Base):  # type: ignore[misc]
     """The ranks of a group, their connections and their engine."""
 
     own_names: tuple[str, ...] = ("horoplug",)
     """The names of backends that mean this class. The last one is shown in profiles."""
+
+    def __init_subclass__(cls) -> None:
+        run_methods_eagerly(cls)
 
     def __init__(
         self,

@@ -19,11 +19,13 @@ from horoplug.base.log import logger
 from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.operations import SHORT_PAUSE, Operations, Submitted
 from horoplug.torch.c10d.profiling import Record
+from horoplug.torch.dynamo import run_methods_eagerly
 
 _Base: Any = dist.Work
 _completed: Any = torch.jit.fork  # of a Python function: calls it at once
 
 
+@run_methods_eagerly
 class Work(_Base):  # type: ignore[misc]
     """Operations of one call of ``torch.distributed``. Keeps their tensors until they are done.
 

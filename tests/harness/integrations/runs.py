@@ -19,17 +19,23 @@ SECONDS = 150
 
 
 def run(
-    command: Sequence[object], variables: dict[str, str] | None = None, *, code: int = 0
+    command: Sequence[object],
+    variables: dict[str, str] | None = None,
+    *,
+    code: int = 0,
+    libraries: bool = True,
+    seconds: int = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Every process that it leaves is killed when the time is over."""
-    if not PATH.is_dir():
+    """Run a command to its end. Every process that it leaves is killed when the time is over. ``libraries``: it needs
+    those that make test-integrations installs."""
+    if libraries and not PATH.is_dir():
         pytest.skip("make test-integrations installs the libraries")
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join([str(PATH), env["PYTHONPATH"]])
     # Nothing is downloaded, and no telemetry is sent.
     env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        ["timeout", "-k", "5", str(SECONDS), *map(str, command)],
+        ["timeout", "-k", "5", str(seconds), *map(str, command)],
         env=env | (variables or {}),
         capture_output=True,
         text=True,
