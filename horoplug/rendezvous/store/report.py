@@ -65,9 +65,7 @@ class Report:
             except AuthenticationError as error:
                 _log.debug("no status is reported to the launcher: %s", error)
                 return
-            except (
-                Exception
-            ) as error:  # a launcher that is suspended; or the counters cannot be read
+            except Exception as error:  # the launcher is suspended, for example
                 _log.debug("no status is reported to the launcher for now: %s", error)
 
     def _report(self, client: StoreClient, seconds: float) -> None:

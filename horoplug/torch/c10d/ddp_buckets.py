@@ -28,10 +28,8 @@ def parameters_in_bucket(group: Any, bucket: torch.Tensor) -> str:
             continue
         try:
             found = _members(model, group, bucket)
-        except (
-            Exception
-        ):  # a model that could not be built, or a tensor of a kind that is unknown here
-            continue
+        except Exception:
+            continue  # it could not be built; or a tensor is of a kind that is unknown here
         if found:
             more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
             return ", ".join(found[:_MOST_NAMES]) + more

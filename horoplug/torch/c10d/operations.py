@@ -232,10 +232,8 @@ class Operations:
             try:
                 is_done = work.is_completed()
                 is_held = is_done and work._is_awaited_by_hook()
-            except (
-                Exception
-            ):  # the completion of the work raises it again, or does without the answer
-                is_done, is_held = True, False
+            except Exception:
+                is_done, is_held = True, False  # what is wrong becomes the error of the work
             if not is_done:
                 is_next = is_next and not work.collective
             elif is_held:
