@@ -46,7 +46,7 @@ class Pending(Protocol):
 
     def is_completed(self) -> bool: ...
 
-    def _complete(self) -> None: ...
+    def _settle(self) -> None: ...
 
     def _end(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Operations:
     def track(self, work: _AnyPending) -> _AnyPending:
         """Keep the tensors of ``work`` alive until it is done, also if the caller drops it."""
         while (oldest := next(iter(self._in_flight), None)) is not None and oldest.is_completed():
-            oldest._complete()
+            oldest._settle()
             self.forget(oldest)
         self._in_flight[work] = None
         if _KEPT_WORKS:
@@ -245,7 +245,7 @@ class Operations:
     def close(self) -> None:
         """End the thread. The engine has shut down, so all operations are done."""
         for work in list(self._in_flight):
-            work._complete()
+            work._settle()
         self._kept.clear()
         with self._lock:
             self._closed = True

@@ -140,7 +140,7 @@ class Work(_Base):  # type: ignore[misc]
             done = self._done
         if not done and self._operations.in_callback():
             # The callback may wait for the future, which only its own thread would complete.
-            self._complete()
+            self._settle()
             done = True
         if done:
             self._hook = None  # keeps a frame alive
@@ -173,18 +173,22 @@ class Work(_Base):  # type: ignore[misc]
             self._tensors = self._finish = None
         self._operations.forget(self)
 
-    def _end(self) -> None:
-        """Block until the operations are done, and complete the future. Never raises, in the thread of all futures of
-        the group: what goes wrong becomes the error of this work."""
+    def _settle(self) -> None:
+        """:meth:`_complete` for callers that are busy with other works: raises no Exception. What goes wrong becomes
+        the error of this work."""
         try:
             self._complete()
-        except BaseException as error:
+        except Exception as error:
             with self._lock:
                 self._error, self._done = error, True
             self._operations.forget(self)
+
+    def _end(self) -> None:
+        """Block until the operations are done, and complete the future. Raises no Exception."""
+        self._settle()
         try:
             self._complete_future()
-        except BaseException:
+        except Exception:
             logger.exception("the future of an operation of torch.distributed cannot be completed")
 
     def _is_awaited_by_hook(self) -> bool:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from horoplug.torch.c10d import ProcessGroup, operations
 from horoplug.torch.c10d.group import _open, _shut_down_all
 from tests.harness.process_groups import begin, end, new_file
+from tests.harness.support import until
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -142,6 +143,12 @@ def reduced(group):
     return group.allreduce([torch.ones(2)], options)
 
 
+def result(future):
+    """Waits, for a limited time."""
+    until(future.done)
+    return future.wait()
+
+
 def failing(error):
     def function(*_):
         raise error
@@ -157,10 +164,10 @@ def test_thread_of_futures_survives_a_defect(group, step):
     setattr(work, step, failing(error))
     future = work.get_future()
     other = reduced(group).get_future()
-    assert other.wait()[0].tolist() == [1, 1]
+    assert result(other)[0].tolist() == [1, 1]
     if step == "_complete":
         with pytest.raises(RuntimeError, match="a defect"):
-            future.wait()
+            result(future)
     assert group._operations._thread.is_alive()
 
 
@@ -170,7 +177,7 @@ def test_future_without_a_thread(group, monkeypatch):
         patch.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
         future = reduced(group).get_future()
         assert future.done()
-    assert reduced(group).get_future().wait()[0].tolist() == [1, 1]
+    assert result(reduced(group).get_future())[0].tolist() == [1, 1]
 
 
 def test_bucket_is_named_as_far_as_possible(group, monkeypatch):
