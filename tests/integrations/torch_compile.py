@@ -9,6 +9,8 @@ import torch
 
 from tests.harness.integrations import runs
 
+SECONDS = 900  # for all programs and compilers on one backend
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 PROGRAM = runs.FOLDER / "compiled.py"
 WAYS = {
     "by name": ("horoplug", {}),
@@ -18,7 +20,7 @@ WAYS = {
 
 def outcomes(folder, backend, variables, size):
     command = [*runs.torchrun(size), PROGRAM, runs.empty(folder), backend]
-    runs.run(command, variables, libraries=False, seconds=900)
+    runs.run(command, variables, libraries=False, seconds=SECONDS)
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
