@@ -34,7 +34,8 @@ class HorovodInternalError(RuntimeError):
 class HostsUpdatedInterrupt(RuntimeError):
     """Hosts joined or left the job; raised between steps, so nothing has to be restored.
 
-    ``skip_sync``: hosts only left, so that the state of the ranks that remain is already the same."""
+    ``skip_sync``: hosts only left, so that the state of the ranks that remain is already the same. False in an elastic
+    job, in which the next membership says who must synchronize."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__(

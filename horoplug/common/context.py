@@ -55,6 +55,15 @@ class Context:
         """The argument ``process_sets`` of the last ``init``."""
         self.commits = 0
         """Commits of an elastic state since the last membership of an elastic job was formed."""
+        self.has_state = False
+        """Whether the program has had the state of the training of an elastic job."""
+        self.keeps_state = False
+        """Whether it keeps the state with which it has left the last membership of an elastic job."""
+        self.must_sync = True
+        """Whether all ranks must synchronise their elastic states. In an elastic job, the launcher has decided it."""
+        self.on_host_update: Callable[[HostUpdate], None] = lambda update: None
+        """Called in another thread as soon as this process of an elastic job learns that processes should come or
+        go."""
         self.ranks: tuple[int, ...] | None = None
         """The processes of the job, by the ranks that the launcher gave them; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
@@ -259,8 +268,9 @@ class Context:
         assert member is not None
         while True:
             commits, self.commits = self.commits, 0
+            keeps_state, self.keeps_state = self.keeps_state, False
             try:
-                membership = member.join(commits)
+                membership = member.join(commits, has_state=self.has_state, keeps_state=keeps_state)
             except DismissedError as dismissal:
                 log.logger.info("%s", dismissal)
                 raise SystemExit(0) from None
@@ -269,7 +279,8 @@ class Context:
             except RendezvousError as error:
                 log.logger.warning("elastic: the processes connect again: %s", error)
                 continue
-            member.watch(membership, self._active_seconds)
+            member.watch(membership, self._active_seconds, self._on_host_update)
+            self.must_sync = membership.must_sync
             config = dataclasses.replace(config, rank=connections.rank, size=connections.size)
             return config, connections
 
@@ -286,6 +297,12 @@ class Context:
         """For how many seconds operations have been in flight since ``init``."""
         engine = self._engine
         return 0.0 if engine is None else engine.stats()["active_microseconds"] / 1e6
+
+    def _on_host_update(self, update: HostUpdate) -> None:
+        try:
+            self.on_host_update(update)
+        except Exception as error:
+            log.logger.warning("elastic: on_hosts_updated has failed: %r", error)
 
     def host_update(self, *, leaves: bool = False) -> HostUpdate | None:
         """Make a check for an update: that processes of an elastic job should come or go. If there is one, the same

@@ -47,11 +47,12 @@ class Listener(Protocol):
 
 
 class WorkerNotificationManager:
-    """Forwards notifications about hosts to the states."""
+    """Forwards notifications about hosts to the states, in a thread of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: set[Listener] = set()
+        context.on_host_update = self._on_host_update
 
     def init(
         self,
@@ -75,11 +76,12 @@ class WorkerNotificationManager:
 
     def check(self) -> HostUpdate | None:
         """Make a check for an update of an elastic job, in which all ranks make the same ones, and tell the launcher if
-        this process was told to leave. Returns the update if all ranks stop at this check, after telling the states."""
-        update = context.host_update(leaves=notice.is_given())
-        if update is not None:
+        this process was told to leave. Returns the update if all ranks stop at this check."""
+        return context.host_update(leaves=notice.is_given())
+
+    def _on_host_update(self, update: HostUpdate) -> None:
+        if update.change:
             self.handle_hosts_updated(update.timestamp, update.change)
-        return update
 
     def handle_hosts_updated(
         self, timestamp: float, update_res: int = HostUpdateResult.no_update
@@ -155,7 +157,8 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Called when hosts have changed, in any thread."""
+        """Called when hosts have changed, in any thread. In an elastic job, another thread than the program's calls it
+        at once, also while the program waits or computes; the next commits then stop all ranks."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
@@ -179,7 +182,7 @@ class State:
                 return
             if found.ends:
                 self._end_on_notice()
-            raise HostsUpdatedInterrupt(found.change == HostUpdateResult.removed)
+            raise HostsUpdatedInterrupt  # who must synchronise is known with the next membership
         if self._unchecked:
             self._unchecked -= 1
             return
@@ -267,28 +270,36 @@ def run_fn(
     """Wrap ``func(state, ...)`` in a loop that continues after failures. The ``elastic.run`` of a framework uses it.
 
     The state is synchronized before ``func`` runs. On HorovodInternalError the last committed state is restored; on
-    HostsUpdatedInterrupt the current state is kept. Then ``reset`` initializes the ranks again and ``func`` is called
-    again. Other exceptions propagate. So does HorovodInternalError when FAILURES_WITHOUT_COMMIT of them have occurred
-    in a row without a commit. ``is_failure``: whether an exception of a framework means the same as
-    HorovodInternalError; such an exception is raised as HorovodInternalError."""
+    HostsUpdatedInterrupt the current state is kept. Then ``reset`` initializes the ranks again, they synchronize the
+    state unless all of them have kept it, and ``func`` is called again. Other exceptions propagate. So does
+    HorovodInternalError when FAILURES_WITHOUT_COMMIT of them have occurred in a row without a commit. ``is_failure``:
+    whether an exception of a framework means the same as HorovodInternalError; such an exception is raised as
+    HorovodInternalError."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         notification_manager.init()
         notification_manager.register_listener(state)
         notice.watch(config.value("NOTICE_SIGNAL"), config.value("NOTICE_FILE"))
-        skip_sync = must_reset = False
+        is_common = is_interrupted = must_reset = False  # is_common: all ranks have this state
         failures, commits = 0, _commits(state)
         try:
             while True:
                 try:
                     with _failures(is_failure):
+                        if is_interrupted:
+                            # There may have been no commit, and sync() sends what was saved.
+                            state.save()
+                            is_interrupted = False
                         if must_reset:
+                            context.keeps_state = is_common
                             reset()
+                            is_common = not _must_sync(is_common)
                             state.on_reset()
                             must_reset = False
-                        if not skip_sync:
+                        if not is_common:
                             state.sync()
+                            is_common = context.has_state = True
                         return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     if _commits(state) != commits:
@@ -298,15 +309,25 @@ def run_fn(
                         raise
                     logger.warning("elastic: restoring the last commit after: %s", error)
                     state.restore()
-                    skip_sync = False
+                    is_common = is_interrupted = False
                 except HostsUpdatedInterrupt as interrupt:
-                    skip_sync = interrupt.skip_sync
-                    state.save()  # there may have been no commit, and sync() sends what was saved
+                    is_interrupted = True
+                    is_common = is_common and (interrupt.skip_sync or context.is_elastic)
                 must_reset = True
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+def _must_sync(keeps_state: bool) -> bool:
+    """Whether all ranks of a job that was formed again must synchronize the state: the same on all ranks. Collective.
+
+    ``keeps_state``: whether this rank has the state with which all were interrupted. A failure may have kept others
+    from that, and new processes have no state."""
+    if context.is_elastic:
+        return context.must_sync
+    return not (all(allgather_object(keeps_state)) if context.initialized else keeps_state)
 
 
 def check_alike(parts: Mapping[str, str]) -> None:

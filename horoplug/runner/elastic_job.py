@@ -224,10 +224,10 @@ class ElasticJob(Job):
 
     def kill(self, process: int) -> None:
         connection = self._running[process]
+        connection.send(agent.KILL_RANK, agent.NUMBER.pack(process))
         if connection.greeted:
-            connection.send(agent.KILL_RANK, agent.NUMBER.pack(process))
             return
-        # The host has not answered yet, and may never. Nothing was started there.
+        # The host has not answered yet, and may never. If it does, its agent starts the process and ends it.
         del self._running[process]
         self._driver.not_started(process, -signal.SIGKILL, "was not started")
         if connection not in self._running.values():
@@ -249,8 +249,9 @@ class ElasticJob(Job):
             self._lost(connection, "the agent was terminated")
 
     def _on_rank_end(self, connection: AgentConnection, rank: int, code: int) -> None:
+        if self._running.pop(rank, None) is None:
+            return  # it was given up before its agent has answered
         text = describe(code)
-        del self._running[rank]
         self._console.say(f"process {rank} {text}")
         self._outcome.ended.add(rank)
         self._outcome.ranks_lost([rank])
@@ -260,7 +261,8 @@ class ElasticJob(Job):
     def _on_not_started(
         self, connection: AgentConnection, rank: int, text: str, where: str
     ) -> None:
-        del self._running[rank]
+        if self._running.pop(rank, None) is None:
+            return
         self._driver.not_started(rank, 126, f"could not be started: {text}")
         self._release(connection)
 

@@ -45,6 +45,7 @@ class Job:
         self.attempts = {}
         self.members = ()
         self.generation = 0
+        self.must_sync = None  # the members of the membership
         self.finish = None
         self.said = []
         self.advance()
@@ -62,7 +63,7 @@ class Job:
                         self.live[action.process] = action
                     case Form(membership, attempts):
                         assert attempts == tuple(self.attempts[n] for n in membership.processes)
-                        self.generation, self.members = membership
+                        self.generation, self.members, self.must_sync = membership
                     case Say(text):
                         assert "\n" not in text
                         self.said.append(text)
@@ -71,12 +72,14 @@ class Job:
                         self.finish = action
         return found
 
-    def ready(self, *numbers, commits=0, version=VERSION):
-        """These processes are ready for the next membership."""
+    def ready(self, *numbers, commits=0, version=VERSION, kept=False, has_state=None):
+        """These processes are ready for the next membership. Members have the state of the training, if not said
+        otherwise."""
         found = []
         for number in numbers:
-            self.attempts[number] = self.attempts.get(number, 0) + 1
-            self.roster.ready(Ready(number, self.attempts[number], version, commits), self.now)
+            attempt = self.attempts[number] = self.attempts.get(number, 0) + 1
+            has = number in self.members if has_state is None else has_state
+            self.roster.ready(Ready(number, attempt, version, commits, kept, has), self.now)
             found += self.advance()
         return found
 
@@ -88,7 +91,8 @@ class Job:
 
 
 def formed(actions):
-    return [action.membership for action in actions if isinstance(action, Form)]
+    """Generation and processes of the memberships that were formed."""
+    return [action.membership[:2] for action in actions if isinstance(action, Form)]
 
 
 def kinds(actions, kind):
@@ -104,14 +108,14 @@ def test_job_starts_with_all_slots_up_to_the_maximum_in_order_of_the_hosts():
         (3, "b", 3, 1),
     ]
     assert job.ready(2, 0, 3) == []  # waits for the process that is late
-    assert formed(job.ready(1)) == [Membership(1, (0, 1, 2, 3))]
+    assert formed(job.ready(1)) == [(1, (0, 1, 2, 3))]
 
 
 def test_late_process_of_the_first_membership_is_not_waited_for_beyond_the_start_timeout():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 2)
     assert job.roster.due(job.now) == 10.0
-    assert formed(job.advance(10.0)) == [Membership(1, (0, 2))]
+    assert formed(job.advance(10.0)) == [(1, (0, 2))]
     assert job.ready(1) == [Notify(1, HostUpdateResult.added)]
 
 
@@ -122,10 +126,10 @@ def test_survivors_go_on_at_once_and_the_replacement_joins_when_they_are_ready_a
     # The replacement has the slot of the process that failed.
     assert kinds(actions, Start) == [Start(3, "a", 1, 1, 1)]
     assert formed(job.ready(2)) == []
-    assert formed(job.ready(0)) == [Membership(2, (0, 2))]
+    assert formed(job.ready(0)) == [(2, (0, 2))]
     assert job.ready(3) == [Notify(2, HostUpdateResult.added)]
     assert formed(job.ready(2)) == []
-    assert formed(job.ready(0)) == [Membership(3, (0, 2, 3))]
+    assert formed(job.ready(0)) == [(3, (0, 2, 3))]
 
 
 def test_survivors_below_the_minimum_wait_for_the_replacement():
@@ -133,7 +137,7 @@ def test_survivors_below_the_minimum_wait_for_the_replacement():
     job.ready(0, 1, 2)
     job.end(0)
     assert formed(job.ready(1, 2)) == []
-    assert formed(job.ready(3)) == [Membership(2, (1, 2, 3))]
+    assert formed(job.ready(3)) == [(2, (1, 2, 3))]
 
 
 def test_replacement_that_is_ready_before_the_survivors_joins_with_them():
@@ -141,7 +145,7 @@ def test_replacement_that_is_ready_before_the_survivors_joins_with_them():
     job.ready(0, 1, 2)
     job.end(2)
     assert formed(job.ready(3)) == []
-    assert formed(job.ready(1, 0)) == [Membership(2, (0, 1, 3))]
+    assert formed(job.ready(1, 0)) == [(2, (0, 1, 3))]
 
 
 def test_member_that_does_not_react_to_a_failure_is_killed_and_the_others_go_on():
@@ -152,12 +156,12 @@ def test_member_that_does_not_react_to_a_failure_is_killed_and_the_others_go_on(
     assert job.advance(4.9) == []
     actions = job.advance(0.1)
     assert kinds(actions, Kill) == [Kill(0)]
-    assert formed(actions) == [Membership(2, (1,))]
+    assert formed(actions) == [(2, (1,))]
     assert "process 0 (rank 0) on a has not reacted to a failure for 5 s" in job.said
     job.end(0)  # its end is no further failure
     assert job.members == (1,)
     assert formed(job.ready(3, 4)) == []
-    assert formed(job.ready(1)) == [Membership(3, (1, 3, 4))]
+    assert formed(job.ready(1)) == [(3, (1, 3, 4))]
 
 
 def test_job_does_not_end_while_processes_that_were_killed_for_being_late_still_have_their_slots():
@@ -172,7 +176,7 @@ def test_job_does_not_end_while_processes_that_were_killed_for_being_late_still_
     job.end(1)
     assert list(job.live) == [3, 4, 5]
     job.ready(3, 4)
-    assert formed(job.ready(5)) == [Membership(2, (3, 4, 5))]
+    assert formed(job.ready(5)) == [(2, (3, 4, 5))]
 
 
 def test_losing_all_members_starts_the_job_again_from_the_program_with_all_processes():
@@ -183,7 +187,7 @@ def test_losing_all_members_starts_the_job_again_from_the_program_with_all_proce
     assert sorted(job.live) == [3, 4, 5]
     assert {start.restarts for start in job.live.values()} == {1}
     assert formed(job.ready(3, 5)) == []  # no survivor has a state, so all are waited for
-    assert formed(job.ready(4)) == [Membership(2, (3, 4, 5))]
+    assert formed(job.ready(4)) == [(2, (3, 4, 5))]
 
 
 def test_job_that_loses_all_members_again_and_again_without_progress_ends():
@@ -293,7 +297,7 @@ def test_host_comes_back_after_its_cooldown():
     job.roster.host_lost("a", "the connection was lost", job.now)
     del job.live[0]
     job.advance()
-    assert formed(job.ready(1)) == [Membership(2, (1,))]
+    assert formed(job.ready(1)) == [(2, (1,))]
     assert job.roster.due(job.now) == 20.0
     job.advance(20.0)
     assert [start.host for start in job.live.values()] == ["b", "a"]
@@ -323,7 +327,7 @@ def test_removed_host_leaves_at_the_next_commit_without_counting_as_a_failure():
     assert job.advance() == [Notify(1, HostUpdateResult.removed)]
     actions = job.ready(0, 1, 2)
     assert kinds(actions, Dismiss) == [Dismiss(2, 2, "its slot is gone", is_error=False)]
-    assert formed(actions) == [Membership(2, (0, 1))]
+    assert formed(actions) == [(2, (0, 1))]
     job.end(2, 0)
     assert job.finish is None
     job.end(0, 0)
@@ -343,7 +347,7 @@ def test_process_that_was_told_to_leave_goes_at_the_next_commit_and_its_host_is_
         "host a gets no new processes for now",
     ]
     actions = job.ready(0, 1)
-    assert formed(actions) == [Membership(2, (1,))]
+    assert formed(actions) == [(2, (1,))]
     assert kinds(actions, Dismiss) == [Dismiss(0, 2, "its slot is gone", is_error=False)]
 
 
@@ -353,8 +357,8 @@ def test_process_that_was_told_to_leave_hands_its_state_over_if_it_is_the_only_o
     job.roster.leaving(0)
     assert [start.host for start in kinds(job.advance(), Start)] == ["b"]
     assert job.ready(1) == [Notify(1, HostUpdateResult.added)]
-    assert formed(job.ready(0)) == [Membership(2, (0, 1))]
-    assert formed(job.ready(0, 1)) == [Membership(3, (1,))]
+    assert formed(job.ready(0)) == [(2, (0, 1))]
+    assert formed(job.ready(0, 1)) == [(3, (1,))]
 
 
 def test_removed_host_that_is_lost_before_its_processes_have_left_may_come_back():
@@ -382,11 +386,11 @@ def test_removed_hosts_hand_their_state_over_before_they_leave():
     assert [start.host for start in kinds(job.advance(), Start)] == ["b", "b"]
     assert job.ready(2) == [Notify(1, HostUpdateResult.added)]
     actions = job.ready(0, 1)
-    assert formed(actions) == [Membership(2, (0, 2))]  # one that has the state is enough
+    assert formed(actions) == [(2, (0, 2))]  # one that has the state is enough
     assert [dismissed.process for dismissed in kinds(actions, Dismiss)] == [1]
     job.ready(3)
     actions = job.ready(0, 2)
-    assert formed(actions) == [Membership(3, (2, 3))]
+    assert formed(actions) == [(3, (2, 3))]
     assert [dismissed.process for dismissed in kinds(actions, Dismiss)] == [0]
 
 
@@ -457,7 +461,7 @@ def test_process_with_another_version_is_refused_in_one_line_and_its_host_exclud
     reason = "host b has horoplug 0.9, and the launcher 1.0: all hosts need the same version"
     assert kinds(actions, Dismiss) == [Dismiss(1, 1, reason, is_error=True)]
     assert reason in job.said
-    assert formed(actions) == [Membership(1, (0,))]
+    assert formed(actions) == [(1, (0,))]
     job.end(1, 1)
     assert job.finish is None
     assert list(job.live) == [0]
@@ -465,7 +469,7 @@ def test_process_with_another_version_is_refused_in_one_line_and_its_host_exclud
 
 def test_ready_message_of_an_unknown_process_is_ignored():
     job = Job({"a": 1}, maximum=1)
-    job.roster.ready(Ready(77, 1, VERSION, 0), job.now)
+    job.roster.ready(Ready(77, 1, VERSION, 0, kept=False, has_state=False), job.now)
     assert job.advance() == []
 
 
@@ -487,7 +491,7 @@ def test_job_that_was_told_to_end_recovers_from_a_failure_first_and_is_told_agai
     job.advance()
     assert kinds(job.end(1), Start) == []
     actions = job.ready(0, 2)
-    assert formed(actions) == [Membership(2, (0, 2))]
+    assert formed(actions) == [(2, (0, 2))]
     assert kinds(actions, Notify)[-1] == Notify(2, HostUpdateResult.no_update, ends=True)
     job.end(0, 0)
     job.end(2, 0)
@@ -500,7 +504,7 @@ def test_job_that_was_told_to_end_needs_no_smallest_number_of_processes():
     job.roster.notice()
     job.advance()
     job.end(1)
-    assert formed(job.ready(0, 2)) == [Membership(2, (0, 2))]
+    assert formed(job.ready(0, 2)) == [(2, (0, 2))]
 
 
 def test_job_that_was_told_to_end_and_has_lost_all_processes_ends_with_their_failure():
@@ -561,7 +565,92 @@ def test_process_with_another_state_is_named_and_its_host_excluded():
         "host b gets no new processes for now",
     ]
     assert kinds(job.end(2, 1), Start) == []
-    assert formed(job.ready(0, 1)) == [Membership(2, (0, 1))]
+    assert formed(job.ready(0, 1)) == [(2, (0, 1))]
+
+
+# ---- who must synchronise --------------------------------------------------------------------------------------------
+
+
+def test_members_that_have_all_stopped_at_the_same_check_need_not_synchronise():
+    job = Job({"a": 1, "b": 2})
+    job.ready(0, 1, 2)
+    assert job.must_sync
+    job.discovery.set({"a": 1, "b": 1})
+    job.hosts.update_available_hosts()
+    job.advance()
+    assert formed(job.ready(0, 1, 2, kept=True)) == [(2, (0, 1))]
+    assert not job.must_sync
+
+
+def test_all_members_must_synchronise_with_a_newcomer_that_was_ready_after_they_were_told_to_stop():
+    """They were told that a host has gone. The newcomer on another host is ready when they are."""
+    job = Job({"a": 2}, maximum=2)
+    job.ready(0, 1)
+    job.discovery.set({"a": 1, "b": 1})
+    job.hosts.update_available_hosts()
+    assert kinds(job.advance(), Notify) == [Notify(1, HostUpdateResult.removed)]
+    assert job.ready(2) == []
+    assert formed(job.ready(0, 1, kept=True)) == [(2, (0, 2))]
+    assert job.must_sync
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_all_members_must_synchronise_if_a_failure_has_kept_one_from_the_stop(late):
+    """Process 3 dies after the others were told where to stop. One has not been there yet, and has restored the commit
+    before."""
+    job = Job({"a": 2, "b": 3}, maximum=5)
+    job.ready(0, 1, 2, 3, 4)
+    job.discovery.set({"a": 2, "b": 2})
+    job.hosts.update_available_hosts()
+    job.advance()
+    job.ready(*({0, 1, 2, 4} - {late}), kept=True)
+    job.end(3)
+    assert formed(job.ready(late)) == [(2, (0, 1, 2, 4))]
+    assert job.must_sync
+    job.roster.leaving(4)
+    job.advance()
+    assert formed(job.ready(0, 1, 2, 4, kept=True)) == [(3, (0, 1, 2))]
+    assert not job.must_sync
+
+
+def test_state_is_that_of_a_survivor_that_has_received_it():
+    """Process 0 dies while the others receive its state, which only process 2 has received."""
+    job = Job({"a": 3}, minimum=1)
+    job.ready(0)
+    job.advance(10.0)
+    job.ready(1, 2)
+    assert formed(job.ready(0, kept=True)) == [(2, (0, 1, 2))]
+    job.end(0)
+    job.ready(1, has_state=False)
+    assert formed(job.ready(2)) == [(3, (2, 1))]
+    assert job.must_sync
+
+
+def test_survivor_that_has_the_state_stays_for_it_although_its_slot_is_gone():
+    job = Job({"a": 1, "b": 1, "c": 1}, minimum=1)
+    job.ready(0)
+    job.advance(10.0)
+    job.ready(1, 2)
+    job.ready(0, kept=True)
+    job.discovery.set({"b": 1})
+    job.hosts.update_available_hosts()
+    job.end(0)
+    job.ready(1, has_state=False)
+    assert formed(job.ready(2)) == [(3, (2, 1))]
+    job.ready(1, kept=True)
+    assert formed(job.ready(2, kept=True))[-1:] == [(4, (1,))]
+
+
+def test_ready_message_that_comes_again_or_late_is_ignored():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.ready(0, 1)
+    for number in (0, 1):
+        job.roster.ready(Ready(number, 1, VERSION, 1, kept=True, has_state=True), job.now)
+        assert job.advance() == []
+    job.ready(0)
+    job.roster.ready(Ready(1, 1, VERSION, 1, kept=True, has_state=True), job.now)
+    assert job.advance() == []
+    assert formed(job.ready(1)) == [(2, (0, 1))]
 
 
 # ---- random jobs -----------------------------------------------------------------------------------------------------
@@ -588,6 +677,11 @@ class Simulation:
         self.order = itertools.count()
         self.busy = {}  # by process: what it does now; a change cancels its events
         self.before = ()
+        self.states = {}  # by process: the state of the training that it has
+        self.kept = set()  # the processes that have it since they have stopped
+        self.receiving = {}  # by member: the state that it had before, while it may still be receiving rank 0's
+        self.updates = itertools.count(1)
+        self.messages = []  # that were sent already
         self.noticed = False
         self.job = Job(
             hosts,
@@ -629,14 +723,19 @@ class Simulation:
 
     def become_ready(self, number):
         self.busy[number] = object()
-        self.handle(self.job.ready(number, commits=self.random.randint(0, 1)))
+        has_state = self.states.get(number) is not None
+        ready = {"kept": number in self.kept, "has_state": has_state}
+        actions = self.job.ready(number, commits=self.random.randint(0, 1), **ready)
+        self.messages.append(Ready(number, self.job.attempts[number], VERSION, 1, **ready))
+        self.handle(actions)
 
     def handle(self, actions):
         job = self.job
         for action in actions:
             match action:
-                case Form(Membership(_, members), _):
+                case Form(Membership(_, members, must_sync), _):
                     self.check_membership(members)
+                    self.synchronise(members, must_sync)
                     for number in members:
                         self.busy[number] = "training"
                 case Notify(generation, _, ends=True):
@@ -645,8 +744,12 @@ class Simulation:
                             self.end_program(number)
                 case Notify(generation, change):
                     if change and generation == job.generation:
+                        # All stop at the same commit, each a little later than the one before.
+                        after = job.now + self.random.uniform(0, 20)
+                        state = f"step {next(self.updates)}"
                         for number in job.members:
-                            self.leave(number)
+                            moment = after + self.random.uniform(0, 0.5)
+                            self.at(moment, self.stop, number, generation, state)
                 case Kill(number):
                     self.handle(job.end(number))
                 case Dismiss(number, _, _, is_error):
@@ -665,9 +768,50 @@ class Simulation:
             raise Ended
         self.adopt()
 
-    def leave(self, number):
+    def synchronise(self, members, must_sync):
+        """A membership begins. Members must have the same state; rank 0 gives it to the others if they need it."""
+        states = [self.states.get(number) for number in members]
+        if must_sync:
+            # Nothing is lost: rank 0 has a state if any has one. Else it begins with its own.
+            assert states[0] is not None or not any(states)
+            self.receiving = dict(zip(members, states, strict=True))
+            self.states |= dict.fromkeys(members, states[0] or f"begin {next(self.updates)}")
+        else:
+            assert states[0] is not None
+            assert set(states) == {states[0]}
+            self.receiving = {}
+        self.kept.clear()
+        self.at(self.job.now + 1, self.receive, self.job.generation)
+
+    def receive(self, generation):
+        """All members have the state of rank 0."""
+        if generation == self.job.generation:
+            self.receiving = {}
+
+    def stop(self, number, generation, state):
+        """A member stops at the commit at which all of its membership do, and keeps the state that it has there."""
+        if generation == self.job.generation and self.busy.get(number) == "training":
+            if self.receiving:  # it has not begun to train
+                self.at(self.job.now + 1, self.stop, number, generation, state)
+                return
+            self.states[number] = state
+            self.kept.add(number)
+            self.leave(number)
+
+    def restore(self, number):
+        """An operation of a member has failed: it restores the state of a commit, which may be another one on each."""
+        self.kept.discard(number)
+        if number in self.receiving:
+            if self.random.random() < 0.5:
+                self.states[number] = self.receiving[number]
+        elif self.random.random() < 0.5:
+            self.states[number] += " restored"
+
+    def leave(self, number, *, fails=False):
         """A member notices that its membership is over, and wants to take part in the next one; some are late."""
         if number in self.job.live and self.busy.get(number) == "training":
+            if fails:
+                self.restore(number)
             self.busy[number] = object()
             stuck = self.job.now < self.CALM and self.random.random() < 0.05
             seconds = self.random.uniform(10, 100) if stuck else self.random.uniform(0, 2)
@@ -685,7 +829,8 @@ class Simulation:
         assert set(members) <= job.live.keys()
         survivors = [number for number in members if number in self.before]
         assert list(members[: len(survivors)]) == survivors
-        assert survivors == [number for number in self.before if number in members]
+        order = [number for number in self.before if number in members]
+        assert survivors == sorted(order, key=lambda number: self.states.get(number) is None)
         self.before = members
 
     def fail(self, number):
@@ -693,12 +838,16 @@ class Simulation:
         self.handle(self.job.end(number, self.random.choice([-9, 1, 137])))
         if was_member:
             for other in self.job.members:
-                self.leave(other)
+                self.leave(other, fails=True)
 
     def disturb(self):
         job, draw = self.job, self.random
-        kind = draw.choice(["kill", "kill", "kill two", "host", "slots", "leave"])
-        if kind == "host":
+        kind = draw.choice(["kill", "kill", "kill two", "host", "slots", "leave", "message"])
+        if kind == "message":
+            if self.messages:
+                job.roster.ready(draw.choice(self.messages), job.now)
+                self.handle(job.advance())
+        elif kind == "host":
             name = draw.choice(self.names)
             gone = [number for number, start in job.live.items() if start.host == name]
             job.roster.host_lost(name, "is lost", job.now)
@@ -706,7 +855,7 @@ class Simulation:
                 del job.live[number]
             self.handle(job.advance())
             for other in job.members:
-                self.leave(other)
+                self.leave(other, fails=True)
         elif kind == "leave":
             if job.live:
                 job.roster.leaving(draw.choice(sorted(job.live)))
@@ -767,6 +916,7 @@ def test_job_of_a_thousand_processes_is_formed_again_and_again():
     for generation in (1, 2, 3):
         for number in job.live:
             job.attempts[number] = generation
-            job.roster.ready(Ready(number, generation, VERSION, 1), job.now)
+            ready = Ready(number, generation, VERSION, 1, kept=False, has_state=True)
+            job.roster.ready(ready, job.now)
         job.advance()
         assert (job.generation, job.members) == (generation, tuple(range(1024)))

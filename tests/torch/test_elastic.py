@@ -423,6 +423,42 @@ def test_host_updates_interrupt_all_ranks_at_one_commit(ranks, changes, skip_syn
         assert log == expected
 
 
+def test_all_ranks_synchronise_if_a_failure_has_kept_one_from_the_interrupt(ranks):
+    """Hosts have only left, so that ranks with the state of the commit need not synchronise. One fails in that."""
+
+    def check():
+        state = hvd.elastic.TorchState(batch=0)
+        log = []
+        sync, updates = state.sync, state.check_host_updates
+        state.sync = lambda: (log.append("sync"), sync())
+
+        def check_or_fail():
+            try:
+                updates()
+            except hvd.HostsUpdatedInterrupt as interrupt:
+                assert interrupt.skip_sync
+                if hvd.rank() == hvd.size() - 1:
+                    raise hvd.HorovodInternalError("the link has failed") from None
+                raise
+
+        state.check_host_updates = check_or_fail
+
+        @hvd.elastic.run
+        def train(state):
+            log.append(state.batch)
+            while state.batch < 4:
+                state.batch += 1
+                if log.count("sync") == 1 and state.batch == 2 and hvd.rank() == 0:
+                    elastic.notification_manager.handle_hosts_updated(1, HostUpdateResult.removed)
+                state.commit()
+
+        train(state)
+        return log
+
+    for log in ranks.run(check):
+        assert log == ["sync", 0, "sync", 2]
+
+
 def test_repeated_host_update_counts_once():
     state = ObjectState(lambda x: x, lambda: 0, n=1)
     state.on_hosts_updated(5, HostUpdateResult.added)

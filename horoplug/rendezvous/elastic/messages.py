@@ -35,10 +35,14 @@ FROM_PROCESSES: Final = "elastic/process/"
 
 
 class Membership(NamedTuple):
-    """The processes that form the job, by rank."""
+    """The processes that form the job, by rank.
+
+    ``must_sync``: whether all of them must synchronise their state before they train. If not, all have the state with
+    which the members of the membership before have stopped at the same check."""
 
     generation: int
     processes: tuple[int, ...]
+    must_sync: bool
 
 
 class HostUpdate(NamedTuple):
@@ -54,12 +58,16 @@ class Ready:
     """A process is ready for the next membership.
 
     ``attempt``: how often it has been ready, from 1; ``version``: of its horoplug; ``commits``: how often its program
-    has committed a state since the answer before."""
+    has committed a state since the answer before; ``kept``: whether it has stopped at the check at which all members
+    of its last membership were to stop, and has kept the state that it had there; ``has_state``: whether its program
+    has had the state of the training, which new processes receive."""
 
     process: int
     attempt: int
     version: str
     commits: int
+    kept: bool = False
+    has_state: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +150,7 @@ def stop_key(generation: int, round_number: int) -> str:
 
 def pack_membership(membership: Membership) -> bytes:
     """The answer to a member."""
-    return json.dumps(
-        {"generation": membership.generation, "processes": membership.processes}
-    ).encode()
+    return json.dumps(membership._asdict()).encode()
 
 
 def pack_dismissal(reason: str, *, is_error: bool) -> bytes:

@@ -16,7 +16,7 @@ member that waits in a check waits only for threads, and never for a member's pr
 this one in an operation.
 
 A round that cannot end, because a member ends or does not answer, is called off: no member stops, and their checks go
-on."""
+on. If the launcher does not answer, the check fails: the membership is over, and its members wait for the next one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ import threading
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from horoplug.base.errors import HorovodInternalError
+
 VOTE_SECONDS: Final = 10.0
 """A round in which a member has not answered for so long is called off."""
 PAUSE_SECONDS: Final = 30.0
 """Seconds until the next round after one that was called off."""
+DECISION_SECONDS: Final = 60
+"""Seconds that a check waits for the launcher, which decides within VOTE_SECONDS."""
 
 
 class StopPoint:
@@ -53,11 +57,20 @@ class StopPoint:
             self._changed.notify_all()
 
     def check(self) -> bool:
-        """Make one more check. Returns whether to stop at it."""
+        """Make one more check. Returns whether to stop at it. Errors: HorovodInternalError if the launcher does not
+        decide."""
         with self._changed:
             self._checks += 1
-            while self._is_undecided:
-                self._changed.wait()
+            # Second by second, so that the time in which this process is suspended does not count.
+            for _ in range(DECISION_SECONDS):
+                if not self._is_undecided:
+                    break
+                self._changed.wait(1.0)
+            if self._is_undecided:
+                raise HorovodInternalError(
+                    f"horovodrun has not said for {DECISION_SECONDS} s whether the processes stop at this commit; "
+                    "is it suspended?"
+                )
             return self._checks == self._stop
 
 

@@ -205,15 +205,14 @@ class ElasticDriver:
         if paces is None or pace.generation != generation:
             return
         for slow in paces.report(pace.process, pace.elapsed, pace.active):
+            member = self._roster.describe_member(slow.process)
+            if member is None:
+                continue  # it has ended since its last report
             is_replaced = 0 < self._pacing.replaced <= slow.factor and self._roster.replace(
                 slow.process, str(slow)
             )
             if not is_replaced:
-                rank = self._roster.members.index(slow.process)
-                where = self._roster.host_of(slow.process)
-                self._workers.say(
-                    f"process {slow.process} (rank {rank}) on {where} is slow: {slow}"
-                )
+                self._workers.say(f"{member} is slow: {slow}")
 
     def _complain(self, text: str) -> None:
         """Report a problem of the discovery once, until it changes. No text: there is none."""

@@ -4,7 +4,7 @@ A process is *starting* until it is ready for the first time, *waiting* while it
 while it takes part in the current membership (horoplug/rendezvous/elastic/messages.py). A membership is over as soon as
 one of its members fails or is ready for the next one. The next one has, in this order, the members of the one before
 that are left, and the processes that wait. Survivors therefore keep their order, and rank 0 always is a survivor, which
-has the state of the training.
+has the state of the training. (Survivors that a failure has kept from receiving it follow those that have it.)
 
 The caller passes the time (``time.monotonic()``) with each event, and carries out the actions that
 :meth:`Roster.advance` returns."""
@@ -124,6 +124,9 @@ class _Process:
     joined: bool = False  # whether it has been a member
     attempt: int = 0  # 0: starting
     waiting: bool = False
+    kept: bool = False  # it has the state with which its last membership has stopped
+    has_state: bool = False  # it has had the state of the training
+    mismatched: bool = False  # its state is another one, and it ends
     leaving: bool = False  # it was told to leave, and does so at the next commit
     dismissed: bool = False  # its end is no event
     killed_at: float | None = None  # when it is killed if it has not ended by itself
@@ -170,9 +173,12 @@ class Roster:
         """The processes of the current membership, by rank."""
         return self._members
 
-    def host_of(self, process: int) -> str:
-        """The host of a live process."""
-        return self._live[process].host
+    def describe_member(self, number: int) -> str | None:
+        """A member that works: its number, rank and host. None: the process is none any more."""
+        process = self._live.get(number)
+        if process is None or process.dismissed or number not in self._members:
+            return None
+        return self._describe(process)
 
     def processes_on(self, host: str) -> list[int]:
         """The live processes on a host."""
@@ -183,9 +189,13 @@ class Roster:
     def ready(self, ready: Ready, now: float) -> None:
         """A process is ready for the next membership."""
         process = self._live.get(ready.process)
-        if process is None or process.dismissed:
-            return
-        process.attempt = ready.attempt
+        if process is None or process.dismissed or ready.attempt <= process.attempt:
+            return  # it has ended, or the message has come late or again
+        process.attempt, process.kept, process.has_state = (
+            ready.attempt,
+            ready.kept,
+            ready.has_state,
+        )
         if ready.version != self._version:
             reason = (
                 f"host {process.host} has horoplug {ready.version}, and the launcher {self._version}: all hosts need "
@@ -203,9 +213,9 @@ class Roster:
     def mismatch(self, number: int, reason: str) -> None:
         """A process ends because its state is another one than that of the others."""
         process = self._live.get(number)
-        if process is not None and not process.dismissed:
-            where = f"process {number}{self._rank_text(number)} on {process.host}"
-            self._said.append(Say(f"{where}: {reason}"))
+        if process is not None and not process.dismissed and not process.mismatched:
+            process.mismatched = True
+            self._said.append(Say(f"{self._describe(process)}: {reason}"))
             self._exclude(process.host)
 
     def leaving(self, number: int) -> None:
@@ -214,8 +224,7 @@ class Roster:
         if process is None or process.leaving or process.dismissed:
             return
         process.leaving = True
-        where = f"process {number}{self._rank_text(number)} on {process.host}"
-        self._said.append(Say(f"{where} was told to leave"))
+        self._said.append(Say(f"{self._describe(process)} was told to leave"))
         self._exclude(process.host)
 
     def replace(self, number: int, why: str) -> bool:
@@ -232,8 +241,7 @@ class Roster:
         ):
             return False
         process.leaving = True
-        where = f"process {number}{self._rank_text(number)} on {process.host}"
-        self._said.append(Say(f"{where} is replaced: {why}"))
+        self._said.append(Say(f"{self._describe(process)} is replaced: {why}"))
         self._exclude(process.host)
         return True
 
@@ -251,12 +259,7 @@ class Roster:
         if code == 0:
             self._finishing = True
             return
-        self._fail(
-            process,
-            f"process {number}{self._rank_text(number)} on {process.host} {text}",
-            code,
-            now,
-        )
+        self._fail(process, f"{self._describe(process)} {text}", code, now)
         if not process.joined:
             failed = self._starts_failed.get(process.host, 0) + 1
             self._starts_failed[process.host] = failed
@@ -299,8 +302,10 @@ class Roster:
             self._said.append(Say(f"host {host} gets no new processes for now"))
         return True
 
-    def _rank_text(self, number: int) -> str:
-        return f" (rank {self._members.index(number)})" if number in self._members else ""
+    def _describe(self, process: _Process) -> str:
+        members, number = self._members, process.number
+        rank = f" (rank {members.index(number)})" if number in members else ""
+        return f"process {number}{rank} on {process.host}"
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
@@ -394,15 +399,14 @@ class Roster:
             if now < self._gather_until:
                 return
             for process in late:
-                text = (
-                    f"process {process.number}{self._rank_text(process.number)} on {process.host}"
-                )
+                seconds = f"{self._limits.gather:g} s"
                 self._said.append(
-                    Say(f"{text} has not reacted to a failure for {self._limits.gather:g} s")
+                    Say(f"{self._describe(process)} has not reacted to a failure for {seconds}")
                 )
                 process.dismissed = True
                 yield Kill(process.number)
         survivors = [process for process in survivors if process.waiting]
+        survivors.sort(key=lambda process: not process.has_state)
         staying = self._staying()
         stay = [process for process in survivors if process.number in staying]
         if not survivors and not waiting:
@@ -416,7 +420,8 @@ class Roster:
         )
         chosen = (stay + new)[: self._limits.maximum]
         # Processes whose slots are gone stay as long as others need them: for their number, or for their state.
-        needed = max(self._minimum - len(chosen), 0 if stay else 1)
+        is_state_there = bool(stay) and stay[0].has_state >= survivors[0].has_state
+        needed = max(self._minimum - len(chosen), 0 if is_state_there else 1)
         leaving = [process for process in survivors if process.number not in staying][:needed]
         if leaving:
             chosen = [p for p in survivors if p in stay or p in leaving] + chosen[len(stay) :]
@@ -438,6 +443,7 @@ class Roster:
             # The store may still wait for the update of the last membership.
             yield Notify(self._generation, HostUpdateResult.no_update)
         self._generation += 1
+        must_sync = not all(process.kept and process.number in self._members for process in chosen)
         self._members = tuple(process.number for process in chosen)
         for process in survivors:
             if process.number not in self._members:
@@ -455,7 +461,7 @@ class Roster:
                 Say(f"the job goes on with {processes} on {_count(hosts, 'host', 'hosts')}")
             )
         attempts = tuple(process.attempt for process in chosen)
-        yield Form(Membership(self._generation, self._members), attempts)
+        yield Form(Membership(self._generation, self._members, must_sync), attempts)
 
     def _count_failures(self, now: float, *, is_loss: bool) -> None:
         """Count memberships that have ended without progress, and end the job if there are too many in a row."""
