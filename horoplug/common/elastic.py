@@ -25,6 +25,7 @@ from horoplug.common.basics import initialize_again as initialize_again
 from horoplug.common.basics import shutdown
 from horoplug.common.context import context
 from horoplug.common.notice import Notice
+from horoplug.common.object_state import Kept, broadcast_values, keep, put_back
 from horoplug.common.objects import allgather_object, broadcast_object
 from horoplug.rendezvous.elastic.messages import HostUpdate
 
@@ -188,11 +189,12 @@ class State:
             return
         before = newest = self._last_updated_timestamp
         changes = int(HostUpdateResult.no_update)
-        while not self._host_messages.empty():
-            timestamp, change = self._host_messages.get()
-            if timestamp > newest:
-                newest = timestamp
-                changes |= change
+        with contextlib.suppress(queue.Empty):
+            while True:  # other threads of the program may take messages, too
+                timestamp, change = self._host_messages.get_nowait()
+                if timestamp > newest:
+                    newest = timestamp
+                    changes |= change
         update = before, newest, changes, self._pace.next_unchecked()
         before, newest, changes, self._unchecked = self._bcast_object(update)
         self._last_updated_timestamp = newest
@@ -224,23 +226,25 @@ class State:
 class ObjectState(State):
     """Python objects as a state: each keyword argument becomes an attribute, which may be assigned to.
 
-    ``save`` copies nested dicts, lists, sets and tuples. Of other objects it keeps a reference, so their internal
-    changes are not undone. ``sync`` broadcasts the state that was saved last, pickled."""
+    ``save`` copies nested dicts, lists, sets and tuples. Generators of random numbers, of Python, NumPy and the
+    frameworks, stay where they are: their states are saved, restored and sent. Of other objects ``save`` keeps a
+    reference, so their internal changes are not undone. ``sync`` broadcasts the state that was saved last, pickled, and
+    raises ValueError on all ranks if that is not possible."""
 
     def __init__(
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
     ) -> None:
         super().__init__(bcast_object=bcast_object, get_rank=get_rank)
-        self._saved_state = {name: self._copy(value) for name, value in kwargs.items()}
+        self._saved_state = {name: self._keep(value) for name, value in kwargs.items()}
         for name, value in kwargs.items():
             setattr(self, name, value)
 
     def save(self) -> None:
-        self._saved_state = {name: self._copy(getattr(self, name)) for name in self._saved_state}
+        self._saved_state = {name: self._keep(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
         for name, value in self._saved_state.items():
-            setattr(self, name, self._copy(value))
+            self._put_back(name, value)
 
     def sync(self) -> None:
         self._sync_from(0)
@@ -248,9 +252,25 @@ class ObjectState(State):
     def _sync_from(self, root_rank: int) -> None:
         """Broadcast the state of a rank. Collective."""
         if self._saved_state:
-            root = () if root_rank == 0 else (root_rank,)  # a user's function may take no root
-            self._saved_state = self._bcast_object(self._saved_state, *root)
+            self._saved_state = self._broadcast(self._saved_state, root_rank)
             ObjectState.restore(self)
+
+    def _broadcast(self, values: Mapping[str, Any], root_rank: int = 0) -> dict[str, Any]:
+        """Broadcast values of attributes. Collective."""
+        is_root = self._rank() == root_rank
+        return broadcast_values(self._bcast_object, values, root_rank, is_root=is_root)
+
+    def _keep(self, value: Any) -> Any:
+        """What ``save`` keeps of an attribute."""
+        kept = keep(value)
+        return self._copy(value) if kept is None else kept
+
+    def _put_back(self, name: str, value: Any) -> None:
+        """Give an attribute what ``save`` has kept of it."""
+        if isinstance(value, Kept):
+            put_back(name, getattr(self, name, None), value)
+        else:
+            setattr(self, name, self._copy(value))
 
     def _copy(self, value: Any) -> Any:
         """What ``save`` and ``restore`` keep of an attribute's value."""

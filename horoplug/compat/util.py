@@ -25,6 +25,7 @@ _GPU_CHECKS: Final = {
     "jax": "import jax as f; found = any(d.platform == 'gpu' for d in f.devices())",
 }
 """By the frameworks that horoplug provides: a program that finds a GPU."""
+_GPU_SECONDS: Final = 300.0  # limit for a framework to look for a device
 
 Item = TypeVar("Item")
 
@@ -76,10 +77,15 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     found = False
     if extension_available(ext_base_name):
         code = f"import sys; {_GPU_CHECKS[ext_base_name]}; sys.exit(0 if found else 3)"
-        run = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        found = run.returncode == 0
+        # A device that does not answer is none.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run = subprocess.run(
+                [sys.executable, "-c", code],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_GPU_SECONDS,
+            )
+            found = run.returncode == 0
     return _report(found, f"{ext_base_name} finds a GPU", verbose)
 
 

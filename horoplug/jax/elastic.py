@@ -25,6 +25,8 @@ from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
 
+_TREE = "a pytree, whose arrays follow"
+
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a training function whose first argument is its state (a :class:`JaxState`, or any
@@ -64,10 +66,12 @@ class JaxState(ObjectState):
         trees = [name for name, value in current.items() if _has_arrays(value)]
         others = {name: value for name, value in current.items() if name not in trees}
         check_alike(_parts({name: current[name] for name in trees}))
-        trees, others = broadcast_object((trees, others))
-        for name, value in others.items():
-            setattr(self, name, value)
-        for name in trees:
+        kept = {name: self._keep(value) for name, value in others.items()}
+        found = self._broadcast({**kept, **dict.fromkeys(trees, _TREE)})
+        for name, value in found.items():
+            if value != _TREE:
+                self._put_back(name, value)
+        for name in (name for name, value in found.items() if value == _TREE):
             setattr(self, name, broadcast_parameters(getattr(self, name)))
         self.save()
 

@@ -22,6 +22,8 @@ from horoplug._keras import backends
 from horoplug._keras import elastic as mixins
 from horoplug._keras.callbacks import derive
 from horoplug._keras.elastic import KerasState as KerasState
+from horoplug._keras.functions import read
+from horoplug.common.object_state import keep_in_place
 
 __all__ = [
     "CommitStateCallback",
@@ -30,6 +32,14 @@ __all__ = [
     "UpdateEpochStateCallback",
     "run",
 ]
+
+
+if hasattr(keras.random, "SeedGenerator"):
+    keep_in_place(
+        keras.random.SeedGenerator,
+        lambda generator: read(generator.state),
+        lambda generator, state: generator.state.assign(state),
+    )
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from horoplug.ray.calls import Reports
 from horoplug.runner.elastic.roster import Finish
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
 
+_STOP_SECONDS = 30.0
+
 
 def run_job(job: ElasticWorkerJob, reports: Reports) -> Finish:
     """Run a job to its end, and call the callbacks meanwhile, in this thread. Errors: those of the callbacks, and
@@ -29,7 +31,7 @@ def run_job(job: ElasticWorkerJob, reports: Reports) -> Finish:
             reports.deliver()
     except BaseException:
         job.stop()
-        thread.join()
+        thread.join(_STOP_SECONDS)  # it may be waiting for the cluster
         raise
     reports.deliver()
     (outcome,) = found

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from horoplug.base.errors import AuthenticationError, ProtocolError
@@ -58,8 +59,13 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, encrypt: bool) 
     for address, port in addresses:
         threading.Thread(target=attempt, args=(address, port), daemon=True).start()
     failed = []
+    deadline = time.monotonic() + 2 * _CONNECT_SECONDS  # the threads end before that
     for _ in addresses:
-        result = results.get()
+        try:
+            result = results.get(timeout=max(deadline - time.monotonic(), 0))
+        except queue.Empty:
+            failed.append(f"no answer within {2 * _CONNECT_SECONDS:g} s")
+            break
         if not isinstance(result, str):
             return MessageStream(*result)
         failed.append(result)

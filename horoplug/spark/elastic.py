@@ -173,7 +173,7 @@ class _Slots:
             self._is_over = True
             if not self._spark_ended.is_set():
                 service.cancel()
-            thread.join()
+            thread.join(_END_SECONDS)  # it may be telling a task that does not listen
         results = Results(service.exchange, service.results)
         if outcome.code:
             text = outcome.text.replace("--min-np", "min_num_proc")

@@ -22,11 +22,18 @@ import tensorflow as tf
 from horoplug.common.basics import rank
 from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
+from horoplug.common.object_state import keep_in_place
 from horoplug.common.progress import InPlaceState
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
 from horoplug.tensorflow.progress import TensorFlowProgress
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+keep_in_place(
+    tf.random.Generator,
+    lambda generator: generator.state.numpy(),
+    lambda generator, state: generator.state.assign(state),
+)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

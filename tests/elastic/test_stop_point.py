@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from horoplug.base.errors import HorovodInternalError
+from horoplug.rendezvous.elastic import stop_point
 from horoplug.rendezvous.elastic.stop_point import (
     PAUSE_SECONDS,
     VOTE_SECONDS,
@@ -99,6 +101,17 @@ def test_member_waits_only_in_the_check_after_its_message():
     point.decide(2)
     thread.join(LIMIT)
     assert results == [False, True]
+
+
+def test_check_fails_if_the_launcher_does_not_decide(monkeypatch):
+    """The time before the check does not count."""
+    monkeypatch.setattr(stop_point, "DECISION_SECONDS", 1)
+    point = StopPoint()
+    point.announce()
+    with pytest.raises(HorovodInternalError, match="has not said for 1 s whether the processes"):
+        point.check()
+    point.decide(None)
+    assert not point.check()
 
 
 def test_round_that_was_called_off_stops_nobody():

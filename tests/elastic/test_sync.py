@@ -9,8 +9,8 @@ from horoplug.base.host_updates import HostUpdateResult
 from horoplug.common.elastic import ObjectState, run_fn
 from tests.harness.elastic_launcher import PRELUDE, launched
 
-# The members of the first membership stop, since a slot is gone. Before they are ready for the next one, another slot is
-# there, and its process is ready: each waits for what the others have done, without a commit.
+# The members of the first membership stop, since a slot is gone. Before they are ready for the next one, another slot
+# is there, and its process is ready: each waits for what the others have done, without a commit.
 PROGRAM = (
     PRELUDE
     + """

@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 
 from horoplug._native import Engine, Error, Op, Status
+from horoplug.base.log import logger
 from horoplug.torch import streams
 from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
 from horoplug.torch.c10d.terms import in_its_terms
 
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
 _LOST = (Status.ABORTED, Status.SHUT_DOWN)
+_CLOSE_SECONDS = 30.0  # limit for the callbacks of futures to end once the group has
 _NAMES_IN_CALLBACKS = 1024  # for operations in flight; the core remembers names
 # Before 2.7, PyTorch's C++ code keeps the C++ part of a Work only. If the object in Python is gone, its wait() there
 # waits for ever. So works are kept until wait() is called, but no more of them than this.
@@ -243,7 +245,8 @@ class Operations:
         return done, held
 
     def close(self) -> None:
-        """End the thread. The engine has shut down, so all operations are done."""
+        """End the thread. The engine has shut down, so all operations are done, but callbacks of the program may still
+        run. One that does not return keeps the thread, and not the program."""
         for work in list(self._in_flight):
             work._settle()
         self._kept.clear()
@@ -254,5 +257,12 @@ class Operations:
             return
         if thread is not None:
             os.eventfd_write(self._signal, 1)
-            thread.join()
+            thread.join(_CLOSE_SECONDS)
+            if thread.is_alive():
+                logger.warning(
+                    "%s: a callback of a future has not returned for %g s after the end of the group; it goes on",
+                    self.who,
+                    _CLOSE_SECONDS,
+                )
+                return  # the thread has the descriptor
         os.close(self._signal)

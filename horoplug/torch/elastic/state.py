@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DistributedSampler
 
 from horoplug.common.elastic import ObjectState as ObjectState
 from horoplug.common.elastic import check_alike
+from horoplug.common.object_state import broadcast_values
 from horoplug.common.progress import InPlaceState
 from horoplug.torch.elastic.progress import TorchProgress, check_reductions, checksum
 from horoplug.torch.elastic.sampler import ElasticSampler
@@ -22,7 +24,7 @@ from horoplug.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from horoplug.torch.mpi_ops import rank
+from horoplug.torch.mpi_ops import rank, size
 
 
 class StateHandler:
@@ -64,17 +66,30 @@ class _DictHandler(StateHandler):
         """From now on, :meth:`save` and :meth:`restore` do nothing."""
         self._saved = None
 
+    def read(self) -> Any:
+        """The object's state; it may share memory with the object."""
+        return self.value.state_dict()
+
+    def write(self, state: Any) -> None:
+        """Give the object a state, which it may keep."""
+        self.value.load_state_dict(state)
+
     def save(self) -> None:
         if self._saved is not None:
-            self._saved.save(self.value.state_dict())
+            self._saved.save(self.read())
 
     def restore(self) -> None:
         if self._saved is not None:
             # Another copy, since optimizers keep the tensors that they are given.
-            self.value.load_state_dict(self._saved.value())
+            self.write(self._saved.value())
 
     def sync(self, root_rank: int = 0) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank))
+        name = type(self.value).__name__
+        is_root = rank() == root_rank
+        what = "in the state of the"
+        values = {name: self.read() if is_root else None}
+        found = broadcast_values(broadcast_object, values, root_rank, is_root=is_root, what=what)
+        self.write(found[name])
 
 
 class ModelStateHandler(_DictHandler):
@@ -101,6 +116,27 @@ class LRSchedulerStateHandler(_DictHandler):
     """A learning-rate schedule."""
 
 
+class GradScalerStateHandler(_DictHandler):
+    """A ``torch.amp.GradScaler``. It cannot be pickled between ``unscale_`` and ``update``, where a failure may have
+    interrupted a step. That step is forgotten."""
+
+    def write(self, state: Any) -> None:
+        super().write(state)
+        if state and getattr(self.value, "_scale", None) is not None:
+            self.value.update(state["scale"])  # also forgets which optimizers were unscaled
+
+
+class GeneratorStateHandler(_DictHandler):
+    """A ``torch.Generator``, which samplers and data loaders keep using."""
+
+    def read(self) -> torch.Tensor:
+        state: torch.Tensor = self.value.get_state()
+        return state
+
+    def write(self, state: torch.Tensor) -> None:
+        self.value.set_state(state)
+
+
 class SamplerStateHandler(_DictHandler):
     """An :class:`ElasticSampler`."""
 
@@ -108,11 +144,37 @@ class SamplerStateHandler(_DictHandler):
         self.value.reset()
 
 
+class DistributedSamplerStateHandler(_DictHandler):
+    """A ``torch.utils.data.DistributedSampler``: its epoch. The rank and the number of ranks are those of the job."""
+
+    def read(self) -> dict[str, int]:
+        return {"epoch": self.value.epoch}
+
+    def write(self, state: dict[str, int]) -> None:
+        self.value.set_epoch(state["epoch"])
+
+    def reset(self) -> None:
+        sampler, epoch = self.value, self.value.epoch
+        DistributedSampler.__init__(
+            sampler,
+            sampler.dataset,
+            size(),
+            rank(),
+            sampler.shuffle,
+            sampler.seed,
+            sampler.drop_last,
+        )
+        sampler.set_epoch(epoch)
+
+
 _handler_registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
+    (torch.amp.GradScaler, GradScalerStateHandler),
+    (torch.Generator, GeneratorStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (DistributedSampler, DistributedSamplerStateHandler),
 ]
 
 
@@ -135,8 +197,8 @@ class TorchState(InPlaceState):
     """The state of a training run: ``TorchState(model, optimizer, sampler=sampler, epoch=0)``.
 
     Each argument becomes an attribute. For objects with a handler (models, optimizers, learning-rate schedules,
-    samplers) their state is saved, also when the attribute is assigned; other objects are saved as in
-    :class:`horoplug.common.elastic.ObjectState`.
+    gradient scalers, generators, samplers) their state is saved, also when the attribute is assigned; other objects are
+    saved as in :class:`horoplug.common.elastic.ObjectState`.
 
     ``rollback=False``: models and optimizers are not copied. After a failure, processes keep their parameters, which
     are those of a whole step, because a :class:`DistributedOptimizer` changes them only after all reductions of the
@@ -226,11 +288,11 @@ class TorchState(InPlaceState):
         handlers = self._dict_handlers()
         copies = [Snapshot() for _ in handlers]
         for handler, copy in zip(handlers, copies, strict=True):
-            copy.save(handler.value.state_dict())
+            copy.save(handler.read())
 
         def restore() -> None:
             for handler, copy in zip(handlers, copies, strict=True):
-                handler.value.load_state_dict(copy.value())
+                handler.write(copy.value())
 
         return restore
 

@@ -1,12 +1,15 @@
 """A rank leaves its group while others still send to each other, as the last stage of a pipeline does."""
 
+import os
 import re
+import threading
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from horoplug.torch.c10d import operations
 from tests.harness.process_groups import process_groups
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -149,3 +152,20 @@ def test_deadlock_of_the_others_ends_at_the_time_limit(groups):
         assert float(found[3]) >= 3
         assert f"(submitted by rank {1 - awaited})" in text
         assert "the argument timeout of init_process_group or new_group sets the limit" in text
+
+
+def test_callback_that_does_not_return_keeps_its_thread_and_not_the_program(monkeypatch, caplog):
+    """The group has ended, and waits for the callbacks of its futures, for a while."""
+    monkeypatch.setattr(operations, "_CLOSE_SECONDS", 0.2)
+    over = threading.Event()
+    ended = operations.Operations(None, "group 0", lambda: None)
+    ended._thread = threading.Thread(target=over.wait, args=(60,), daemon=True)
+    ended._thread.start()
+    ended.close()
+    assert not over.is_set()
+    assert "group 0: a callback of a future has not returned for 0.2 s" in caplog.text
+    over.set()
+    ended._thread.join(60)
+    ended.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ended._signal)
