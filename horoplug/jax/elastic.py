@@ -25,7 +25,7 @@ from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
 
-_TREE = "a pytree, whose arrays follow"
+_TREES = "names of trees"
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,11 +67,14 @@ class JaxState(ObjectState):
         others = {name: value for name, value in current.items() if name not in trees}
         check_alike(_parts({name: current[name] for name in trees}))
         kept = {name: self._keep(value) for name, value in others.items()}
-        found = self._broadcast({**kept, **dict.fromkeys(trees, _TREE)})
+        # With what else is in the trees, so that all ranks learn of what cannot be pickled.
+        leaves = {name: _objects(current[name]) for name in trees}
+        found = self._broadcast({**kept, **leaves, _TREES: trees})
+        trees = found.pop(_TREES)
         for name, value in found.items():
-            if value != _TREE:
+            if name not in trees:
                 self._put_back(name, value)
-        for name in (name for name, value in found.items() if value == _TREE):
+        for name in trees:
             setattr(self, name, broadcast_parameters(getattr(self, name)))
         self.save()
 
@@ -96,6 +99,16 @@ def _parts(trees: dict[str, Any]) -> dict[str, str]:
         jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape)}"
         for path, leaf in leaves
         if isinstance(leaf, jax.Array | np.ndarray)
+    }
+
+
+def _objects(tree: Any) -> dict[str, Any]:
+    """What is no array."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in leaves
+        if not isinstance(leaf, jax.Array | np.ndarray)
     }
 
 

@@ -22,8 +22,7 @@ from horoplug._keras import backends
 from horoplug._keras import elastic as mixins
 from horoplug._keras.callbacks import derive
 from horoplug._keras.elastic import KerasState as KerasState
-from horoplug._keras.functions import read
-from horoplug.common.object_state import keep_in_place
+from horoplug.common.keras_seeds import keep_seeds
 
 __all__ = [
     "CommitStateCallback",
@@ -34,12 +33,7 @@ __all__ = [
 ]
 
 
-if hasattr(keras.random, "SeedGenerator"):
-    keep_in_place(
-        keras.random.SeedGenerator,
-        lambda generator: read(generator.state),
-        lambda generator, state: generator.state.assign(state),
-    )
+keep_seeds(keras)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from horoplug.common.basics import rank
 from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
+from horoplug.common.keras_seeds import keep_seeds
 from horoplug.common.object_state import keep_in_place
 from horoplug.common.progress import InPlaceState
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
@@ -194,6 +195,7 @@ class TensorFlowKerasState(TensorFlowState):
         chosen: Any = getattr(model, "optimizer", None) if optimizer is None else optimizer
         self.optimizer = chosen
         build_optimizer(model, chosen)
+        keep_seeds(tf.keras)
         given = {} if rollback else {"optimizer": chosen}
         super().__init__(self._all_variables(), rollback=rollback, **given, **kwargs)
 

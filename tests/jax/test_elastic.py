@@ -1,6 +1,7 @@
 """Elastic training with JAX: the state of a run, and its recovery after a failed operation."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -214,3 +215,24 @@ def check_commit_of_a_failed_program():
 
 def test_failed_program_is_in_no_commit(ranks):
     ranks.run(check_commit_of_a_failed_program)
+
+
+def check_kept_objects():
+    generator = np.random.default_rng(hvd.rank())
+    state = hvd.elastic.JaxState(
+        params={"w": jnp.zeros(2), "note": hvd.rank()}, generator=generator
+    )
+    state.sync()
+    assert state.params["note"] == 0
+    assert state.generator is generator
+    first = generator.random()
+    assert first == np.random.default_rng(0).random()
+    state.restore()
+    assert generator.random() == first
+    for wrong in (threading.Lock(), [jnp.ones(1), threading.Lock()]):
+        with pytest.raises(ValueError, match=r"the attribute 'tools'.*, a lock, cannot be sent"):
+            hvd.elastic.JaxState(tools=wrong, step=0).sync()
+
+
+def test_generators_stay_where_they_are_and_what_cannot_be_pickled_is_one_line(ranks):
+    ranks.run(check_kept_objects)

@@ -1,5 +1,7 @@
 """Elastic state of TensorFlow and Keras."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,21 @@ def check_keras():
     model.fit(x, x[:, :2], verbose=0)
     state.restore()
     assert values() == first
+
+    made = {"generator": tf.random.Generator.from_seed(rank)}
+    draw = {"generator": lambda: float(made["generator"].uniform([]))}
+    if hasattr(getattr(tf.keras, "random", None), "SeedGenerator"):
+        made["seeds"] = tf.keras.random.SeedGenerator(rank)
+        draw["seeds"] = lambda: float(tf.keras.random.uniform([], seed=made["seeds"]))
+    state = hvd.elastic.TensorFlowKerasState(model, **made)
+    state.sync()
+    drawn = {name: each() for name, each in draw.items()}
+    assert drawn == hvd.broadcast_object(drawn, 0)
+    state.restore()
+    assert drawn == {name: each() for name, each in draw.items()}
+    assert all(getattr(state, name) is each for name, each in made.items())
+    with pytest.raises(ValueError, match=r"the attribute 'lock'\[1\], a lock, cannot be sent"):
+        hvd.elastic.TensorFlowKerasState(model, lock=(1, threading.Lock())).sync()
 
     fresh = tf.keras.Sequential([tf.keras.layers.Dense(1)])  # has no variables yet
     optimizer = tf.keras.optimizers.SGD(0.1)
