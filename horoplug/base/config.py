@@ -70,6 +70,7 @@ class Config:
     connect_all: int = 64
     gloo_iface: str | None = None
     thread_affinity: tuple[int, ...] = ()
+    thread_share: bool = True
     dynamic_process_sets: bool = False
     status_seconds: float = 0.0
     elastic: bool = False

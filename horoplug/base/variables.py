@@ -420,6 +420,13 @@ VARIABLES: tuple[Variable, ...] = (
         "CPU numbers; the one at index local_rank is for the progress thread",
     ),
     Variable(
+        "THREAD_SHARE",
+        "thread_share",
+        _flag,
+        True,
+        "0: do not limit the compute threads of frameworks to the rank's share of its host's cores",
+    ),
+    Variable(
         "DYNAMIC_PROCESS_SETS",
         "dynamic_process_sets",
         _flag,

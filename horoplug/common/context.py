@@ -19,6 +19,7 @@ from horoplug._native import Engine, Error, Status
 from horoplug.base import descriptors, log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError, RendezvousError
+from horoplug.common import compute_threads
 from horoplug.common.added_sets import AddedSets, RegisteredProcessSet
 from horoplug.common.engine_start import start_engine
 from horoplug.common.in_flight import InFlight, Waitable
@@ -84,6 +85,7 @@ class Context:
         self._report: Report | None = None
         self._hooked = False
         self._timeline_allowed = False
+        self._told_threads = False  # how many compute threads this process has
 
     @property
     def initialized(self) -> bool:
@@ -138,6 +140,7 @@ class Context:
             config = self._connect_and_start(config, ranks, process_sets, server)
             logger = log.logger
             config.log_notes(logger)
+            self._settle_threads(config)
             self._tell_followers()
             self._begin_timeline(config, logger)
             if config.rank == 0 and config.status_seconds:
@@ -179,6 +182,16 @@ class Context:
                 continue
             self._engine, self._connections, self._streams = engine, connections, streams
             return config
+
+    def _settle_threads(self, config: Config) -> None:
+        connections = self.connections()
+        ranks = connections.local_size
+        if config.thread_share and (ranks > 1 or self.is_elastic):
+            other_launcher = self._bootstrap is not None
+            line = compute_threads.settle(connections, ranks, other_launcher=other_launcher)
+            if line and config.rank == 0 and not self._told_threads:
+                log.logger.warning("%s", line)
+            self._told_threads = True
 
     def _begin_timeline(self, config: Config, logger: logging.Logger) -> None:
         self._timeline_allowed = config.timeline is not None

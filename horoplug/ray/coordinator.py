@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from horoplug.base.thread_share import RANKS
 from horoplug.ray import cluster
 from horoplug.runner.worker_job import WorkerJob
 
@@ -62,7 +63,7 @@ class Coordinator:
     def establish_rendezvous(self) -> dict[str, str]:
         """The variables of all workers, with the address of the rendezvous and the secret of the job."""
         variables = self._serve().environment(0)
-        own = {f"HOROVOD_{name}" for name in (*_OF_RANK, "RANK", "HOSTNAME")}
+        own = {f"HOROVOD_{name}" for name in (*_OF_RANK, "RANK", "HOSTNAME")} | {RANKS}
         return {name: value for name, value in variables.items() if name not in own}
 
     def close(self) -> None:

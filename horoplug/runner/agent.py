@@ -18,7 +18,7 @@ The launcher sends frames on stdin (kind, length u32, payload):
     W  do not read the ranks' output for now                             G  read the ranks' output again
     X  kill one rank: number i32                                         F  end when all ranks have ended
     O  open a tunnel: number and command, as JSON                        Q  kill a tunnel: number i32
-    I  for a tunnel's stdin: number i32, bytes; no bytes: its end
+    I  for a tunnel's stdin: number i32, bytes; no bytes: its end        S  the same for a rank's stdin
 
 The description of an elastic job says "keep": the agent then stays when its ranks have ended, takes further ranks in
 further J frames, kills what a rank leaves behind in its session when the rank ends, and ends after F.
@@ -31,9 +31,13 @@ rank i32, length u32, payload); the probe counts as rank -1, a tunnel as the ran
 
     P  pid                      1 2  output on stdout, stderr            X  ended: return code i32, negative: a signal
     A  pong: answers B          E  could not be started: text            D  all processes have ended
+    C  bytes of S that were written to the rank's stdin: number u32
 
-The whole agent is in this file, which uses only the standard library: it is run by path (``python -I -S agent.py``) or,
-on another host, from standard input (remote.py)."""
+A rank's stdin is empty, unless the job gives its ranks a program to read ("program"), or names a rank that reads what
+the launcher reads ("reader").
+
+The agent is this file and the few modules that it imports, which use only the standard library: it is run by path
+(``python -I -S agent.py``) or, on another host, from standard input (agent_source.py)."""
 
 from __future__ import annotations
 
@@ -50,8 +54,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any
+
+if __name__ == "__main__" and sys.argv[0] != "-c":
+    # Run by path, and isolated: only this package is added, behind the standard library.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from horoplug.base import thread_share
+from horoplug.runner.agent_inputs import Inputs
 
 COMMAND = struct.Struct("!cI")  # header of a frame to the agent
 FRAME = struct.Struct("!ciI")  # header of a frame from the agent
@@ -63,12 +74,15 @@ PING, SUSPENDED = b"B", b"Z"
 HOLD, CONTINUE = b"W", b"G"
 KILL_RANK, FINISH = b"X", b"F"
 TUNNEL, TUNNEL_INPUT, TUNNEL_KILL = b"O", b"I", b"Q"
+RANK_INPUT = b"S"
 # Kinds of frames from the agent.
 PID, STDOUT, STDERR, ENDED = b"P", b"1", b"2", b"X"
 PONG, NOT_STARTED, DONE = b"A", b"E", b"D"
+TAKEN = b"C"
 CHECK = -1  # the probe's number, in place of a rank
 FIRST_TUNNEL = -2  # the highest number of a tunnel, in place of a rank
 NUMBER = struct.Struct("!i")
+COUNT = struct.Struct("!I")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -272,87 +286,47 @@ class Relay:
         self._outbox.clear()
 
 
-class _Tunnel:
-    """The stdin of an ssh process to a further host."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        self.process = process
-        self.stdin = process.stdin
-        self.unsent = bytearray()
-        self.ends = False  # whether stdin is closed after the unsent bytes
-
-
 class Tunnels:
     """The ssh processes to the agents of further hosts. The launcher exchanges frames with those agents through them,
     whose bytes this agent only passes on."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._selector = selector
-        self._open: dict[int, _Tunnel] = {}  # by number
+        self._inputs = Inputs(selector)
+        self._open: dict[int, subprocess.Popen[bytes]] = {}  # by number
         self.numbers: dict[int, int] = {}
         """The number of each running ssh process, by pid."""
 
     def add(self, number: int, process: subprocess.Popen[bytes]) -> None:
         """Write to the stdin of a process that was started."""
-        self._open[number] = _Tunnel(process)
+        assert process.stdin is not None
+        self._open[number] = process
+        self._inputs.add(number, process.stdin)
         self.numbers[process.pid] = number
 
     def send(self, number: int, data: bytes) -> None:
         """Pass bytes on, or the end of the input if there are none. Unknown tunnels are those that have ended."""
-        if tunnel := self._open.get(number):
-            tunnel.unsent += data
-            tunnel.ends |= not data
-            self._flush(tunnel)
+        self._inputs.send(number, data)
 
     def flush(self, fd: int) -> bool:
         """Write to a descriptor, if it belongs to a tunnel. Returns whether it does."""
-        for tunnel in self._open.values():
-            if not tunnel.stdin.closed and tunnel.stdin.fileno() == fd:
-                self._flush(tunnel)
-                return True
-        return False
-
-    def _flush(self, tunnel: _Tunnel) -> None:
-        if tunnel.stdin.closed:
-            return
-        fd = tunnel.stdin.fileno()
-        try:
-            while tunnel.unsent:
-                del tunnel.unsent[: os.write(fd, tunnel.unsent[:_CHUNK])]
-        except BlockingIOError:
-            pass
-        except OSError:  # ssh has ended, which is reported
-            tunnel.unsent.clear()
-        if bool(tunnel.unsent) != (fd in self._selector.get_map()):
-            if tunnel.unsent:
-                self._selector.register(fd, selectors.EVENT_WRITE)
-            else:
-                self._selector.unregister(fd)
-        if tunnel.ends and not tunnel.unsent:
-            tunnel.stdin.close()
+        return self._inputs.flush(fd)
 
     def end(self) -> None:
         """End the input of all tunnels, by which their agents end all processes of their hosts."""
-        for number in list(self._open):
-            self._open[number].unsent.clear()
-            self.send(number, b"")
+        self._inputs.end()
 
     def kill(self, number: int | None = None) -> None:
         """Kill the ssh process of one tunnel, or of all."""
-        for each, tunnel in self._open.items():
+        for each, process in self._open.items():
             if number in (None, each):
-                signal_all([tunnel.process.pid], signal.SIGKILL)
+                signal_all([process.pid], signal.SIGKILL)
 
     def remove(self, pid: int, code: int) -> int:
         """Forget a process that has ended with a return code. Returns the tunnel's number."""
         number = self.numbers.pop(pid)
-        tunnel = self._open.pop(number)
-        tunnel.process.returncode = code  # Popen must not wait for the pid, which may be reused
-        tunnel.unsent.clear()
-        tunnel.ends = True
-        self._flush(tunnel)
+        # Popen must not wait for the pid, which may be reused.
+        self._open.pop(number).returncode = code
+        self._inputs.drop(number)
         return number
 
 
@@ -373,6 +347,7 @@ class Agent:
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._relay = Relay(self._selector, 1)
         self._tunnels = Tunnels(self._selector)
+        self._inputs = Inputs(self._selector, self._report_taken)  # of ranks
         self._launcher_gone = False
         self._grace = 5.0
         self._kill_at: float | None = None
@@ -424,19 +399,26 @@ class Agent:
         common = _environment(job)
         for entry in job["ranks"]:
             rank = int(entry["rank"])
-            env = common | {_bytes(k): _bytes(v) for k, v in entry["env"].items()}
-            process = self._popen(rank, command, env, _bytes(job["cwd"]), subprocess.DEVNULL)
+            env = common | _variables(entry["env"])
+            thread_share.give(env)
+            with _stdin(job, rank) as stdin:
+                process = self._popen(rank, command, env, _bytes(job["cwd"]), stdin)
             if process is None:
                 if self._keep:
                     continue
                 self._terminate(0.0)
                 return
+            if process.stdin is not None:
+                self._inputs.add(rank, process.stdin)
             self._running[process.pid] = rank, process
             self._relay.send(PID, rank, struct.pack("!i", process.pid))
 
+    def _report_taken(self, rank: int, count: int) -> None:
+        self._relay.send(TAKEN, rank, COUNT.pack(count))
+
     def _open_tunnel(self, tunnel: dict[str, Any]) -> None:
         number, command = int(tunnel["number"]), [_bytes(part) for part in tunnel["command"]]
-        process = self._popen(number, command, dict(os.environb), b".", subprocess.PIPE)
+        process = self._popen(number, command, dict(os.environ), b".", subprocess.PIPE)
         if process is not None:
             self._tunnels.add(number, process)
 
@@ -448,7 +430,7 @@ class Agent:
             self._running[self._check.pid] = CHECK, self._check
 
     def _popen(
-        self, rank: int, command: list[bytes], env: dict[bytes, bytes], cwd: bytes, stdin: int
+        self, rank: int, command: list[bytes], env: dict[str, str], cwd: bytes, stdin: int
     ) -> subprocess.Popen[bytes] | None:
         """Start a process whose output is relayed. Returns None, and reports the error, if it cannot be started."""
         me = os.getpid()
@@ -489,7 +471,7 @@ class Agent:
                 self._on_signal()
             elif key.fd == 0:
                 self._on_command()
-            elif not self._tunnels.flush(key.fd):
+            elif not self._tunnels.flush(key.fd) and not self._inputs.flush(key.fd):
                 self._relay.read(key.fd)
         self._collect()
         self._flush()
@@ -575,12 +557,12 @@ class Agent:
                 self._check.stdin.write(payload)
         elif kind == TUNNEL:
             self._open_tunnel(json.loads(payload))
-        elif kind in (TUNNEL_INPUT, TUNNEL_KILL):
+        elif kind in (TUNNEL_INPUT, RANK_INPUT):
             (number,) = NUMBER.unpack_from(payload)
-            if kind == TUNNEL_INPUT:
-                self._tunnels.send(number, payload[NUMBER.size :])
-            else:
-                self._tunnels.kill(number)
+            to = self._tunnels if kind == TUNNEL_INPUT else self._inputs
+            to.send(number, payload[NUMBER.size :])
+        elif kind == TUNNEL_KILL:
+            self._tunnels.kill(*NUMBER.unpack(payload))
         elif kind in (PROBE, START):
             description = json.loads(payload)
             self._silence = description["silence"]
@@ -626,6 +608,7 @@ class Agent:
                 continue
             rank, process = self._running.pop(pid)
             process.returncode = code  # Popen must not wait for the pid, which may be reused
+            self._inputs.drop(rank)
             if self._keep:
                 # Nothing of this rank may hold a GPU or a port that its replacement needs.
                 with contextlib.suppress(OSError):
@@ -644,11 +627,29 @@ def _bytes(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-def _environment(description: dict[str, Any]) -> dict[bytes, bytes]:
+def _environment(description: dict[str, Any]) -> dict[str, str]:
     """The environment for the processes of a description. On another host, it includes the variables of the login
     there."""
-    own = dict(os.environb) if description["inherit"] else {}
-    return own | {_bytes(k): _bytes(v) for k, v in description["env"].items()}
+    own = dict(os.environ) if description["inherit"] else {}
+    return own | _variables(description["env"])
+
+
+def _variables(packed: dict[str, str]) -> dict[str, str]:
+    return {os.fsdecode(_bytes(k)): os.fsdecode(_bytes(v)) for k, v in packed.items()}
+
+
+@contextlib.contextmanager
+def _stdin(job: dict[str, Any], rank: int) -> Iterator[int]:
+    """The stdin for a rank, as :class:`subprocess.Popen` takes it."""
+    program = job.get("program")
+    if program is None:
+        yield subprocess.PIPE if job.get("reader") == rank else subprocess.DEVNULL
+        return
+    # A file in memory, so that a rank may read its copy when it wants to.
+    with os.fdopen(os.memfd_create("program"), "wb", 0) as file:
+        file.write(_bytes(program))
+        file.seek(0)
+        yield file.fileno()
 
 
 def pack_text(text: str) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 
 from . import agent
 from .agent import pack_text
+from .agent_source import agent_source
 from .blame import describe
 from .hosts import Placement
 from .links import PipeLink, ProcessLink, Tunnel
 from .remote import END_OF_SOURCE, Ssh
 from .slurm_step import SlurmStep
+from .standard_input import NO_INPUT, READER, Input
 
 MAX_FRAME = 1 << 24
 _MAX_NOISE = 1 << 20  # bytes that a login shell may print before the agent's greeting
@@ -71,12 +73,12 @@ class AgentConnection:
         self.link: PipeLink | Tunnel = self._make_link()
 
     def _make_link(self) -> PipeLink | Tunnel:
-        path = Path(agent.__file__)
         if self.host.is_local:
             # By path and without site-packages, so that it starts in a few milliseconds.
-            command = [sys.executable, "-I", "-S", "-X", "utf8", str(path.resolve())]
+            path = Path(agent.__file__).resolve()
+            command = [sys.executable, "-I", "-S", "-X", "utf8", str(path)]
             return ProcessLink(command, b"", _lock, own_stderr=True)
-        source = path.read_bytes() + END_OF_SOURCE
+        source = agent_source() + END_OF_SOURCE
         if self.step is not None:
             return self.step.link(self.host.name, source, _lock)
         if self.parent is None:
@@ -240,12 +242,14 @@ def describe_job(
     silence: float | None,
     grace: float,
     keep: bool = False,
+    given: Input = NO_INPUT,
 ) -> bytes:
     """The payload that describes a job to an agent or, without ``ranks``, a check.
 
     ``env``: variables of all ranks; ``ranks``: each rank's own variables; ``inherit``: whether the agent's own
     variables are added; ``silence``: seconds without a frame after which the launcher counts as gone, None: never;
-    ``grace``: seconds between SIGTERM and SIGKILL; ``keep``: whether further ranks may follow."""
+    ``grace``: seconds between SIGTERM and SIGKILL; ``keep``: whether further ranks may follow; ``given``: what the
+    ranks read from their standard input."""
 
     def packed(variables: Mapping[str, str]) -> dict[str, str]:
         return {pack_text(name): pack_text(value) for name, value in variables.items()}
@@ -258,6 +262,8 @@ def describe_job(
         "silence": silence,
         "grace": grace,
         "keep": keep,
+        "program": None if given.program is None else given.program.decode("latin-1"),
+        "reader": READER if given.is_read else None,
     }
     if ranks is not None:
         job["ranks"] = [{"rank": rank, "env": packed(own)} for rank, own in ranks.items()]

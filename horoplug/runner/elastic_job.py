@@ -53,14 +53,15 @@ class _ElasticStartup(Startup):
             return None
         return SlurmStep(self._srun, self._secret, candidates(self._hosts, self._interfaces))
 
-    def payload(self, connection: AgentConnection, start: Start, size: int) -> bytes:
-        """The payload for the agent that starts a process. ``size``: the number of live processes."""
+    def payload(self, connection: AgentConnection, start: Start, size: int, most: int) -> bytes:
+        """The payload for the agent that starts a process. ``size``: the number of live processes; ``most``: of those
+        that the host may have."""
         assert self.server is not None
         names = self._interfaces
         remote = names[0] if names else None
         interface = self._own_interface if connection.host.is_local else remote
         return self._description.process(
-            connection, self.server.address, self._secret, interface, start, size
+            connection, self.server.address, self._secret, interface, start, size, most
         )
 
 
@@ -192,7 +193,8 @@ class ElasticJob(Job):
         self._running[start.process] = connection
         connection.ranks.add(start.process)
         self._console.add(start.process)
-        payload = self._startup.payload(connection, start, len(self._running))
+        most = self._driver.most_on(start.host)
+        payload = self._startup.payload(connection, start, len(self._running), most)
         connection.send(agent.START, payload)
 
     def _start_agents(self) -> bool:

@@ -110,8 +110,9 @@ class ElasticWorkerJob:
             host=start.host,
             interface=self._interface,
         )
+        ranks = self._driver.most_on(start.host)
         return env | elastic_environment(
-            start.process, start.slot, start.local_slot, start.restarts, size
+            *(start.process, start.slot, start.local_slot, start.restarts, size, ranks)
         )
 
     # ---- reports, in any thread --------------------------------------------------------------------------------------

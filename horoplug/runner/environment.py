@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
+from horoplug.base import config, thread_share
 from horoplug.compat import python_path
 
 # Variables that the launcher sets. Inherited ones with the prefix HOROPLUG_ are removed, as they would take precedence.
@@ -45,6 +46,8 @@ def common_environment(
     for name in DECIDED:
         env.pop(f"HOROPLUG_{name}", None)
         env.pop(f"HOROVOD_{name}", None)
+    for name in (thread_share.RANKS, thread_share.GIVEN):  # of a job that has started this launcher
+        env.pop(name, None)
     for name, value in settings.items():
         set_variable(env, name, value)
     env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
@@ -83,17 +86,19 @@ def job_environment(
 
 def rank_environment(rank: int, numbers: Mapping[str, str]) -> dict[str, str]:
     """The variables of one rank. ``numbers``: its local and cross ranks and sizes, by name without prefix."""
-    return {"HOROVOD_RANK": str(rank)} | {f"HOROVOD_{name}": text for name, text in numbers.items()}
+    own = {f"HOROVOD_{name}": text for name, text in numbers.items()}
+    return {"HOROVOD_RANK": str(rank), thread_share.RANKS: numbers["LOCAL_SIZE"]} | own
 
 
 def elastic_environment(
-    process: int, slot: int, local_slot: int, restarts: int, size: int
+    process: int, slot: int, local_slot: int, restarts: int, size: int, ranks_of_host: int
 ) -> dict[str, str]:
     """The variables of one process of an elastic job. Its rank is only known in ``init()``. Programs that read the
     variables before, for example to choose a GPU, find numbers that no other live process has.
 
     ``slot``: unique among the live processes; ``local_slot``: among those of its host; ``restarts``: how often the job
-    has been formed again after failures; ``size``: the number of live processes."""
+    has been formed again after failures; ``size``: the number of live processes; ``ranks_of_host``: how many the host
+    may have, by which its processors are shared until ``init()`` knows the membership."""
     size = max(size, slot + 1)
     return {
         "HOROVOD_RANK": str(slot),
@@ -105,4 +110,18 @@ def elastic_environment(
         "HOROVOD_ELASTIC": "1",
         "HOROPLUG_ELASTIC_PROCESS": str(process),
         "HOROPLUG_RESTART_COUNT": str(restarts),
+        thread_share.RANKS: str(ranks_of_host),
     }
+
+
+def shares_threads(env: Mapping[str, str]) -> bool:
+    """Whether the ranks' threads are limited. Errors: ValueError for an invalid variable."""
+    return bool(config.value("THREAD_SHARE", env))
+
+
+def give_threads(env: MutableMapping[str, str]) -> None:
+    """Limit the threads of a rank that is about to start on this host (:mod:`horoplug.base.thread_share`). ``env``: its
+    variables. Errors: ValueError for an invalid variable."""
+    if not shares_threads(env):
+        env.pop(thread_share.RANKS, None)
+    thread_share.give(env)

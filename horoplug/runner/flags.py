@@ -213,6 +213,14 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
             "library_options.thread_affinity",
         ),
         _switch(
+            "--thread-share",
+            "limit the compute threads of each rank to its share of the host's cores (the default)",
+            "--no-thread-share",
+            "leave the number of compute threads to the frameworks",
+            variable="THREAD_SHARE",
+            config="params.thread_share",
+        ),
+        _switch(
             "--hierarchical-allreduce",
             "allreduce GPU tensors within each host first",
             "--no-hierarchical-allreduce",

@@ -33,7 +33,7 @@ FORWARDED: Final = (
         "threads and memory",
         (
             *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
-            *("ONEDNN_*", "DNNL_*", "MALLOC_*", "GLIBC_TUNABLES"),
+            *("ONEDNN_*", "DNNL_*", "NPROC", "PJRT_NPROC", "MALLOC_*", "GLIBC_TUNABLES"),
         ),
     ),
     Family("GPUs", ("CUDA_*", "CUDNN_*", "CUBLAS_*", "NVIDIA_TF32_OVERRIDE", "NCCL_*")),

@@ -22,6 +22,7 @@ _LOOKUP_SECONDS = 3.0
 _OWN = object()  # this machine
 _SHOWN = 200  # characters of a wrong list of hosts that an error message shows
 _SLOTS = re.compile("[0-9]{1,9}")
+_EQUALS = re.compile(r"\s*=\s*")
 # An IPv6 address in brackets, a name or an IPv4 address; each after an optional "user@". Neither part may look like a
 # flag of ssh, and a name has no empty label.
 _USER = r"(?:\w[\w.+\\-]*@)?"
@@ -67,17 +68,17 @@ def parse_hosts(text: str) -> list[Host]:
 def parse_hostfile(path: str) -> list[Host]:
     """Parse a ``-hostfile``: a host on each line, with ``slots=N``, ``:N`` or one slot; ``#`` begins a comment.
 
-    ``max_slots=N`` of Open MPI is ignored.
+    As for Open MPI, blanks around ``=`` are allowed, and ``max_slots=N`` is ignored. A byte order mark is skipped.
 
     Errors: UsageError with a one-line message, which names the file and the line."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"the hostfile {path} cannot be read: {reason}") from None
     found = []
     for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
+        words = _EQUALS.sub("=", line.partition("#")[0]).split()
         if not words:
             continue
         host = _host(words[0])

@@ -23,7 +23,7 @@ from .agent_connection import AgentConnection, LostError
 from .agents import Agents
 from .blame import describe, was_killed
 from .console import Console
-from .environment import common_environment
+from .environment import common_environment, shares_threads
 from .hosts import Placement
 from .job_description import JobDescription
 from .outcome import Outcome
@@ -32,6 +32,7 @@ from .preflight import StartError
 from .remote import Ssh
 from .signals import signal_handlers
 from .srun import Srun
+from .standard_input import NO_INPUT, READER, Input, StandardInput
 from .startup import Startup, prescribed_interface
 from .status import SECONDS, wanted
 
@@ -66,6 +67,7 @@ class Job:
         variables: Mapping[str, str] | None = None,
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
         is_local: bool | None = None,
+        given: Input = NO_INPUT,
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: the hosts and their ranks.
         ``began``: the time from which the start timeout counts (``time.monotonic()``). ``ssh``: how to reach other
@@ -76,7 +78,8 @@ class Job:
         status line if the output is a terminal. ``variables``: environment variables for the ranks, by full name.
         ``serve``: called before the ranks start, with an address that all of them reach and the job's secret; returns
         further variables for them. With ``serve``, the caller reports the failure (:attr:`verdict`).
-        ``is_local``: whether all ranks are on this host, by default found from ``hosts``.
+        ``is_local``: whether all ranks are on this host, by default found from ``hosts``. ``given``: what the ranks
+        read from their standard input.
 
         Errors: ValueError for an invalid variable; OSError if the folder for the output cannot be created."""
         plain = common_environment(os.environ, settings)
@@ -84,6 +87,7 @@ class Job:
             libcrypto()  # the rendezvous has to encrypt, too
         named: str | None = config.value("GLOO_IFACE", plain)
         timeout: float = config.value("GLOO_TIMEOUT_SECONDS", plain)
+        shares_threads(plain)
         start_seconds: float = config.value("START_TIMEOUT", plain)
         own_interface = prescribed_interface(hosts, interfaces)
         outlets = Outlets()
@@ -106,6 +110,7 @@ class Job:
             forward=forward,
             serve=serve,
             is_local=is_local,
+            given=given,
         )
         self._startup = self._startup_class(
             self._agents,
@@ -130,6 +135,7 @@ class Job:
         self._outcome = Outcome(size, GRACE_SECONDS)
         self._is_reported_by_caller = serve is not None
         self._has_started_directly = False
+        self._input = StandardInput() if given.is_read else None
 
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
@@ -171,7 +177,9 @@ class Job:
 
     def _loop(self, woken: socket.socket) -> None:
         while self._is_running():
-            wakeups = woken.fileno(), self._console.wakeup, *self._further_wakeups()
+            wakeups = [woken.fileno(), self._console.wakeup, *self._further_wakeups()]
+            if self._input is not None:
+                wakeups.append(self._input.wakeup)
             for connection, is_stderr in self._agents.wait(wakeups, self._timeout()):
                 if is_stderr:
                     self._read_stderr(connection)
@@ -273,10 +281,19 @@ class Job:
         elif kind == agent.PID:
             self._outcome.started.add(rank)
             self._console.say(f"rank {rank} is pid {struct.unpack('!i', payload)[0]}{where}")
+            self._begin_input(connection, rank)
+        elif kind == agent.TAKEN and self._input is not None:
+            self._input.taken(*agent.COUNT.unpack(payload))
         elif kind == agent.ENDED:
             self._on_rank_end(connection, rank, *struct.unpack("!i", payload))
         elif kind == agent.NOT_STARTED:
             self._on_not_started(connection, rank, payload.decode(errors="replace"), where)
+
+    def _begin_input(self, connection: AgentConnection, rank: int) -> None:
+        """Read standard input for a rank that has started, if it is the one that gets it."""
+        if self._input is not None and rank == READER:
+            head = agent.NUMBER.pack(rank)
+            self._input.begin(lambda data: connection.send(agent.RANK_INPUT, head + data))
 
     def _on_not_started(
         self, connection: AgentConnection, rank: int, text: str, where: str
@@ -349,6 +366,8 @@ class Job:
 
     def _end(self) -> None:
         """End all processes of the job, whatever has happened."""
+        if self._input is not None:
+            self._input.close()
         self._agents.close(_CLOSE_SECONDS)
         agent.kill_descendants()
         self._startup.close()

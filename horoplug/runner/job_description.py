@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from horoplug.base.thread_share import RANKS
+
 from .agent_connection import AgentConnection, describe_job
 from .elastic.roster import Start
 from .environment import (
@@ -13,9 +15,11 @@ from .environment import (
     elastic_environment,
     job_environment,
     rank_environment,
+    shares_threads,
 )
 from .forwarding import forwarded, not_forwarded
 from .hosts import Placement, local_and_cross_ranks
+from .standard_input import NO_INPUT, Input
 
 
 class JobDescription:
@@ -36,6 +40,7 @@ class JobDescription:
         forward: Sequence[str] = (),
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
         is_local: bool | None = None,
+        given: Input = NO_INPUT,
     ) -> None:
         """``python``: the Python of other hosts; ``silence``: seconds without a frame after which agents of other hosts
         count the launcher as gone; ``grace``: seconds between SIGTERM and SIGKILL; ``is_local``: whether all ranks are
@@ -53,6 +58,7 @@ class JobDescription:
         self._variables = dict(variables or {})
         self._forward = forward
         self._serve = serve
+        self._given = given
 
     def check(self, connection: AgentConnection) -> bytes:
         """The payload for an agent that starts the probe of its host."""
@@ -93,11 +99,14 @@ class JobDescription:
         interface: str | None,
         start: Start,
         size: int,
+        most: int,
     ) -> bytes:
-        """The payload for an agent that starts one process of an elastic job. ``size``: the number of live processes.
-        The other arguments are those of :meth:`ranks`."""
+        """The payload for an agent that starts one process of an elastic job. ``size``: the number of live processes;
+        ``most``: of those that the host may have. The other arguments are those of :meth:`ranks`."""
         env = self._job_environment(connection, server, secret, interface, size)
-        own = elastic_environment(start.process, start.slot, start.local_slot, start.restarts, size)
+        own = elastic_environment(
+            *(start.process, start.slot, start.local_slot, start.restarts, size, most)
+        )
         command = self._command_on(connection.host)
         return self._describe(connection, command, env, {start.process: own}, keep=True)
 
@@ -139,6 +148,10 @@ class JobDescription:
         keep: bool = False,
     ) -> bytes:
         remote = not connection.host.is_local
+        if ranks is not None and not shares_threads(env):
+            ranks = {
+                rank: {n: v for n, v in own.items() if n != RANKS} for rank, own in ranks.items()
+            }
         return describe_job(
             command,
             env,
@@ -147,4 +160,5 @@ class JobDescription:
             silence=self._silence if remote else None,
             grace=self._grace,
             keep=keep,
+            given=self._given,
         )

@@ -8,10 +8,12 @@ from typing import Any
 
 from .arguments import Options
 from .checks import UsageError
+from .standard_input import find_input
 
 
 def common_arguments(options: Options) -> dict[str, Any]:
-    """The arguments of :class:`horoplug.runner.job.Job` that do not depend on the kind of job."""
+    """The arguments of :class:`horoplug.runner.job.Job` that do not depend on the kind of job. If the ranks' program is
+    on standard input, it is read. Errors: UsageError."""
     return {
         "settings": options.settings,
         "ssh": options.remote,
@@ -23,6 +25,7 @@ def common_arguments(options: Options) -> dict[str, Any]:
         "verbose": options.verbose,
         "status": not options.no_status,
         "variables": options.variables,
+        "given": find_input(options.command),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .allocation import allocation, is_of_slurm, lsf_hosts, why_over
 from .arguments import Options, parse
-from .checks import UsageError, check_command
+from .checks import UsageError, check_command, check_folder, reads_program
 from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
 from .job_options import common_arguments, wrong_settings
 
@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
+    check_folder()
     if options.version or options.check_build:
         from . import (  # imported here since they search the installed packages
             check_build,
@@ -57,6 +58,10 @@ def _run(arguments: Sequence[str]) -> int:
         from .mpirun_launch import launch
 
         check_command(options.command)
+        if program := reads_program(options.command):
+            raise UsageError(
+                f"mpirun gives standard input to rank 0 only, and {program} reads its program from it: name a script"
+            )
         launch(options, given_hosts(options) or [])
     for name in ("mpi_args", "binding_args"):
         if getattr(options, name) is not None:

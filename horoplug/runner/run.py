@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from .checks import UsageError, check_folder
 from .forwarding import NAMED, exportable, split
 from .run_task import Failure, pack
 
@@ -107,6 +108,10 @@ def run(
         raise ValueError("horoplug.run: use_mpi: processes of an MPI job cannot come and go")
     if size is None and not is_elastic:
         size = 1
+    try:
+        check_folder()
+    except UsageError as error:
+        raise ValueError(f"horoplug.run: {error}") from None
     if cooldown_range is not None and len(cooldown_range) != 2:
         raise ValueError("horoplug.run: cooldown_range: two numbers are wanted, the least first")
     interfaces = network_interface or network_interfaces

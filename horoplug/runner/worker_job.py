@@ -12,7 +12,13 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from horoplug.base.variables import SECRET_BYTES
 from horoplug.rendezvous.store.server import StoreServer
 
-from .environment import DECIDED, common_environment, job_environment, rank_environment
+from .environment import (
+    DECIDED,
+    common_environment,
+    give_threads,
+    job_environment,
+    rank_environment,
+)
 from .hosts import Placement, local_and_cross_ranks
 
 
@@ -101,11 +107,14 @@ def enter(
     """Set the variables of :meth:`WorkerJob.environment` in a worker, before it calls ``init()``.
 
     Variables of an earlier job in the same process are removed. Returns what :func:`leave` restores: the former value
-    of each variable, None for one that was not set."""
-    removed = [f"{prefix}{name}" for name in DECIDED for prefix in ("HOROPLUG_", "HOROVOD_")]
-    before = {name: environment.get(name) for name in [*removed, *variables]}
-    leave(dict.fromkeys(removed) | dict(variables), environment)
-    return before
+    of each variable, None for one that was not set. Errors: ValueError for an invalid variable."""
+    removed = {f"{prefix}{name}" for name in DECIDED for prefix in ("HOROPLUG_", "HOROVOD_")}
+    earlier = dict(environment)
+    wanted = {name: earlier[name] for name in earlier.keys() - removed} | dict(variables)
+    give_threads(wanted)
+    changed = {name for name in earlier.keys() | wanted if earlier.get(name) != wanted.get(name)}
+    leave({name: wanted.get(name) for name in changed}, environment)
+    return {name: earlier.get(name) for name in changed}
 
 
 def leave(

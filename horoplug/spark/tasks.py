@@ -36,6 +36,7 @@ from horoplug.base.errors import AuthenticationError, ProtocolError, RendezvousE
 from horoplug.compat import python_path
 from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.messages import MessageStream
+from horoplug.runner.environment import give_threads
 
 from .feed import Feeder
 from .task import DEVICES
@@ -159,6 +160,7 @@ def _environment(variables: dict[str, str], ticket: Ticket) -> dict[str, str]:
     if paths:
         env["PYTHONPATH"] = os.pathsep.join(paths)
     env |= variables
+    give_threads(env)
     if ticket.compat:
         env["PYTHONPATH"] = python_path(env)
     env["_HOROVOD_SECRET_KEY"] = base64.b64encode(ticket.secret).decode()

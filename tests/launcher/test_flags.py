@@ -118,6 +118,7 @@ params:
   cycle_time_ms: 5
   cache_capacity: 2048
   hierarchical_allreduce: true
+  thread_share: false
   hierarchical_allgather: false
   torus_allreduce: true
 autotune:
@@ -173,6 +174,7 @@ def test_config_file_with_every_key(file):
         "CYCLE_TIME": "5",
         "CACHE_CAPACITY": "2048",
         "HIERARCHICAL_ALLREDUCE": "1",
+        "THREAD_SHARE": "0",
         "HIERARCHICAL_ALLGATHER": "0",
         "TORUS_ALLREDUCE": "1",
         "AUTOTUNE": "1",

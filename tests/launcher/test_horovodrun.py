@@ -54,6 +54,10 @@ def python(*lines):
         ("-np 2 --timeline-filename", "--timeline-filename: expected one argument"),
         ("-np 2 --timeline-mark-cycles --no-timeline-mark-cycles true", "not allowed with"),
         ("-np 2 no-such-program", "there is no program 'no-such-program'"),
+        (
+            "-np 2 FOO=1 python x.py",
+            "FOO=1 is not a program: put variables before horovodrun, or write env FOO=1 python",
+        ),
         ("-np 2 ./no-such-program", "there is no program './no-such-program'"),
         ("-np 2 python no-such.py --flag", "there is no script 'no-such.py'"),
         ("-np 2 python3 -u -W ignore no-such.py", "there is no script 'no-such.py'"),
@@ -84,6 +88,24 @@ def test_invalid_command_lines_are_refused_in_one_line(arguments, message):
     assert done.stdout == ""
     assert message in done.stderr
     assert re.fullmatch(r"horovodrun: [^\n]+\n", done.stderr)
+
+
+def test_deleted_folder_is_one_error_line(tmp_path):
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    programs = (
+        "from horoplug.runner.launch import main; sys.exit(main(['-np', '2', 'true']))",
+        "import horoplug; horoplug.run(print, num_proc=2)",
+    )
+    for program in programs:
+        code = f"import os, sys; os.rmdir(os.getcwd()); {program}"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, env=ENV, capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        last = done.stderr.splitlines()[-1]
+        assert last.endswith("the current folder does not exist any more: change to another one")
+        folder.mkdir()
 
 
 def test_unavailable_encryption_is_one_error_line():

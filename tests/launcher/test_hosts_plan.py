@@ -2,12 +2,15 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
-from horoplug.runner import agent
+from horoplug.runner.agent import COMMAND, FINISH, GREETING
+from horoplug.runner.agent_source import agent_source
 from horoplug.runner.arguments import parse
 from horoplug.runner.checks import UsageError
 from horoplug.runner.forwarding import FORWARDED, forwarded, not_forwarded
@@ -22,7 +25,7 @@ from horoplug.runner.hosts import (
     parse_hosts,
 )
 from horoplug.runner.preflight import PATIENCE, Preflight, StartError
-from horoplug.runner.remote import Ssh
+from horoplug.runner.remote import BOOTSTRAP, END_OF_SOURCE, Ssh
 from tests.harness import ROOT
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
@@ -68,7 +71,8 @@ def test_invalid_host_arguments_are_refused(text):
 def test_hostfile_is_parsed(tmp_path):
     file = tmp_path / "hosts"
     file.write_text(
-        "# a comment\n\nnode1 slots=4 max_slots=8  # another\n  node2:2\nnode3\nnode1 slots=1\n[fd00::1] slots=2\n"
+        "\ufeff# a comment\n\nnode1 slots=4 max_slots = 8  # another\n"
+        "  node2:2\nnode3\nnode1 slots =1\n[fd00::1] slots= 2\n"
     )
     assert parse_hostfile(str(file)) == [
         ("node1", 5),
@@ -83,6 +87,8 @@ def test_hostfile_is_parsed(tmp_path):
     [
         ("a slots=0\n", "line 1: a line like host slots=4 is wanted, not 'a slots=0'"),
         ("a\nb slots\n", "line 2: "),
+        ("a slots = \n", "line 1: a line like host slots=4 is wanted, not 'a slots ='"),
+        ("a slots = 2 3\n", "line 1: "),
         ("a:2:3\n", "line 1: "),
         ("a slots=2 b\n", "line 1: "),
         ("a slots=" + 5000 * "9", "line 1: "),
@@ -286,11 +292,21 @@ def test_ssh_command():
 
 
 def test_agent_source_can_be_sent_to_a_host():
-    """The agent's source ends with the call that starts it and has no zero byte, which marks the end of the source."""
-    with open(agent.__file__, "rb") as file:
-        source = file.read()
+    """The source ends with the call that starts the agent, has no zero byte, which marks its end, and needs nothing of
+    the other host but Python."""
+    source = agent_source()
     assert b"\0" not in source
-    assert b"__main__" in source.splitlines()[-2]
+    *_, last = source.splitlines()
+    assert b"guarded(" in last
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", BOOTSTRAP],
+        input=source + END_OF_SOURCE + COMMAND.pack(FINISH, 0),
+        capture_output=True,
+        cwd="/",
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(GREETING)
 
 
 # ---- preflight -------------------------------------------------------------------------------------------------------

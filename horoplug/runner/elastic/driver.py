@@ -84,6 +84,7 @@ class ElasticDriver:
         self._found = FixedHosts(slots)
         self._hosts = HostManager(self._found, cooldown_range)
         self._hosts.update_available_hosts()
+        self._maximum = limits.maximum
         self._roster = Roster(self._hosts, limits, horoplug.__version__)
         self.inbox = Inbox()
         """Events of other threads. A callable without arguments is called by :meth:`handle_events`."""
@@ -112,6 +113,10 @@ class ElasticDriver:
     def hosts(self) -> DiscoveredHosts:
         """The hosts that may be used now."""
         return self._hosts.current_hosts
+
+    def most_on(self, host: str) -> int:
+        """The largest number of processes that a host may have, by the slots that are known now."""
+        return max(min(self.hosts.host_slots.get(host, 1), self._maximum), 1)
 
     def begin(self, server: StoreServer) -> None:
         """Listen to the processes and search for hosts. ``server``: of the rendezvous; it stays the caller's."""
