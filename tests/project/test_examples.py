@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
-from tests.harness.support import environment
+from tests.harness.support import environment, imported_example
 
 EXAMPLES = ROOT / "examples" / "pytorch"
 BENCHMARK = EXAMPLES / "synthetic_benchmark.py"
@@ -238,3 +238,22 @@ def imported(program):
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+# ---- make demo ------------------------------------------------------------------------------------------------------
+
+
+def test_speed_up_is_measured_by_turns_and_says_if_the_machine_is_busy():
+    demo = imported_example("demo.py")
+    found = {"processes": 2, "one": 500.0, "several": 950.0, "speed_up": 1.9, "others": 0.03}
+    assert demo.verdict(found).endswith("speed-up 1.90 (one core per process)")
+    assert "busy: other programs used 81% of its processors" in demo.verdict(
+        found | {"others": 0.81}
+    )
+    text, *others = launch(EXAMPLES / "speedup.py", "--blocks", 2, "--seconds", 0.1, "--json")
+    assert others == [""]
+    measured = json.loads(text)
+    assert set(measured) == set(found)
+    assert measured["processes"] == 2
+    assert measured["one"] > 0
+    assert 0 <= measured["others"] <= 1
