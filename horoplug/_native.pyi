@@ -237,6 +237,7 @@ class Engine:
         process_set: int = 0,
         wire_dtype: int = 0,
         tag: int = 0,
+        layout: str | None = None,
         device: int = -1,
         stream: int = 0,
     ) -> int:
@@ -244,6 +245,9 @@ class Engine:
 
         For tensors on a GPU, ``device`` is its ordinal, and the operation runs after the work that is in ``stream`` (a
         CUstream) now.
+
+        ``layout`` says in words what the tensors are parts of, such as the indices and values of a sparse tensor. It
+        has to be the same on all ranks.
 
         The caller keeps the memory alive until the handle is done. Raises :class:`Error` at once for invalid
         arguments, a duplicate name, or an engine that has been shut down or aborted."""
@@ -262,6 +266,7 @@ class Engine:
         process_set: int = 0,
         wire_dtype: int = 0,
         tag: int = 0,
+        layout: str | None = None,
         device: int = -1,
         stream: int = 0,
         keep: bool = True,

@@ -25,6 +25,7 @@ class Call(NamedTuple):
     process_set: int = 0
     wire_dtype: int = 0  # allreduce: code of the dtype in which float32 is sent; 0: float32
     tag: int = 0  # send, recv
+    layout: str | None = None  # what the tensors are parts of, in words
 
 
 class Output(Enum):
@@ -55,6 +56,7 @@ class OpSpec:
     compression_at: int | None = None
     casts: bool = False  # the core applies Call.wire_dtype
     collective: bool = True  # all ranks of the process set call it; False: two ranks do
+    paired_as: str = ""  # the operation that begins the names on the wire, if it is another one
     name: str = field(init=False)
     code: int = field(init=False)  # hp_op of the C ABI
     caller_allocates: bool = field(init=False)  # the caller provides the memory of the result
@@ -68,7 +70,7 @@ class OpSpec:
     def wire_name(self, name: str | None) -> str | None:
         """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may
         have the same ``name``. None if the user gave none; the core then numbers the calls."""
-        return f"{self.name}.{name}" if self.checked_name(name) else None
+        return f"{self.paired_as or self.name}.{name}" if self.checked_name(name) else None
 
     def checked_name(self, name: str | None) -> str | None:
         """The name. Raises TypeError if it is not a string."""

@@ -9,6 +9,7 @@ The functions raise TypeError and ValueError for a mistake of this rank alone, a
 disagree or one has failed. In a compiled program both are jax.errors.JaxRuntimeError, raised when its results are used.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,9 +46,9 @@ __all__ = [
 def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression.none) -> Any:
     """Apply an operation to the arrays of a pytree: one operation for all arrays of one dtype."""
     spec = BY_NAME[operation]
-    # A sparse array is a pytree of its values and indices, which must not be reduced or concatenated.
-    is_leaf = None if operation == "broadcast" else _is_sparse
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf)
+    if operation != "broadcast":
+        refuse_sparse(operation, tree)
+    leaves, structure = jax.tree_util.tree_flatten(tree)
     packed = pack(compression, [eager.to_array(leaf) for leaf in leaves], spec.casts)
     call = call._replace(wire_dtype=packed.wire_dtype)
     for array in packed.tensors:
@@ -67,8 +68,18 @@ def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression
     return jax.tree_util.tree_unflatten(structure, outputs)
 
 
-def _is_sparse(value: Any) -> bool:
-    return hasattr(value, "todense")
+def refuse_sparse(operation: str, tree: Any) -> None:
+    """Raises TypeError for a sparse array in a pytree. Its leaves are its values and its indices, which cannot be
+    reduced or gathered each by itself."""
+    sparse = sys.modules.get("jax.experimental.sparse")
+    if sparse is None:  # the program has no sparse arrays
+        return
+    kind = sparse.JAXSparse
+    for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, kind)):
+        if isinstance(leaf, kind):
+            raise TypeError(
+                f"{operation} takes dense arrays, got a {type(leaf).__name__} of shape {leaf.shape}; use its todense()."
+            )
 
 
 def _check_list(operation: str, tensors: Any) -> None:

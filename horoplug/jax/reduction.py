@@ -10,7 +10,7 @@ from horoplug.common.compression import check_compressor
 from horoplug.common.grouping import Groups, check_groups, split_indices
 from horoplug.common.process_sets import ProcessSet
 from horoplug.common.reduce_ops import Average
-from horoplug.jax.mpi_ops import allreduce
+from horoplug.jax.mpi_ops import allreduce, refuse_sparse
 
 
 def _check_groups(groups: Groups) -> None:
@@ -43,6 +43,7 @@ class Reduction:
         """The reduced gradients. On ranks outside of the process set, the gradients are returned unchanged."""
         if self.process_set.included() is False:
             return gradients
+        refuse_sparse(self.name, gradients)
         paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
         leaves = [leaf for _, leaf in paths]
         groups = self._split([jax.tree_util.keystr(path) for path, _ in paths])

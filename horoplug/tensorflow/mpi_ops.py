@@ -111,7 +111,9 @@ def _allreduce_slices(
             "allreduce of tf.IndexedSlices does not support prescale_factor and postscale_factor; convert it to a "
             "dense tensor with tf.convert_to_tensor."
         )
-    gathering = Call(process_set=call.process_set)
+    # The sizes of the whole tensor, as far as they are known while a graph is built.
+    layout = f"tf.IndexedSlices of {slices.dtype.name} {slices.shape} ({NAMES[call.reduce_op]})"
+    gathering = Call(process_set=call.process_set, layout=layout)
 
     def gather(tensor: tf.Tensor, suffix: str) -> tf.Tensor:
         name = call.name and f"{call.name}.{suffix}"
@@ -144,7 +146,8 @@ def allreduce(
     Average, Sum and Adasum.
 
     A ``tf.IndexedSlices`` is reduced by gathering the slices of all ranks (Average and Sum only, without factors). The
-    result is a ``tf.IndexedSlices``, which may contain an index more than once.
+    result is a ``tf.IndexedSlices``, which may contain an index more than once. Its ``dense_shape`` has to be the same
+    on all ranks.
 
     average: deprecated; True means op=Average, False means op=Sum.
     device_dense, device_sparse: the device on which TensorFlow places the operation.

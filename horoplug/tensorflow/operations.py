@@ -67,6 +67,8 @@ def run(
         arguments["postscale_factor"] = repr(float(call.postscale))
         if operation == "allreduce":
             arguments["wire_dtype"] = call.wire_dtype
+    elif operation == "allgather" and call.layout and not xla.is_compiling():
+        arguments["layout"] = call.layout
     elif operation == "broadcast":
         arguments["root_rank"] = call.root
     elif operation == "alltoall":

@@ -13,6 +13,7 @@ from horoplug.common.opspec import Call, OpSpec
 from horoplug.torch import streams
 from horoplug.torch.autograd import Collective
 from horoplug.torch.compression import Compression
+from horoplug.torch.plain import is_plain, plain
 
 # By dtype. Older versions of PyTorch lack some dtypes: uint16, uint32 and uint64 exist from 2.3 on.
 CODES = {getattr(torch, name): code for name, code in dtypes.CODES.items() if hasattr(torch, name)}
@@ -40,14 +41,14 @@ class TorchAdapter:
             raise ValueError("the tensor is nested; pass torch.nested.to_padded_tensor(x, 0.0).")
         if tensor.layout is not torch.strided:
             raise ValueError(f"the tensor's layout is {tensor.layout}; {self.for_sparse}")
-        if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+        if is_plain(tensor):
             return tensor, code, tensor.data_ptr(), tensor.shape, device
         if in_place and _overlaps(tensor):
             raise ValueError(
                 "elements of the tensor share memory, as after expand(), so it cannot be overwritten; "
                 f"{self.for_shared_elements}"
             )
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        dense = plain(tensor)
         return dense, code, dense.data_ptr(), dense.shape, device
 
     def stream(self, device: int, tensors: Sequence[torch.Tensor]) -> int:

@@ -60,7 +60,7 @@ PyCFunction as_function(_PyCFunctionFastWithKeywords function) {
 // The signatures are in the form from which CPython makes __text_signature__.
 #define SUBMISSION_PARAMETERS                                                                \
   "$self, op, dtype, tensors, name=None, reduce_op=0, root=0, prescale=1.0, postscale=1.0, " \
-  "splits=None, process_set=0, wire_dtype=0, tag=0, device=-1, stream=0"
+  "splits=None, process_set=0, wire_dtype=0, tag=0, layout=None, device=-1, stream=0"
 constexpr const char* kSubmitDoc = "submit(" SUBMISSION_PARAMETERS ")\n--\n\n";
 constexpr const char* kPerformDoc = "perform(" SUBMISSION_PARAMETERS ", keep=True)\n--\n\n";
 #undef SUBMISSION_PARAMETERS

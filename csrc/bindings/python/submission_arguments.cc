@@ -27,6 +27,7 @@ enum Parameter : std::size_t {
   kProcessSet,
   kWireDtype,
   kTag,
+  kLayout,
   kDevice,
   kStream,
   kKeep,
@@ -35,7 +36,7 @@ enum Parameter : std::size_t {
 
 constexpr std::array<const char*, kParameterCount> kParameterNames = {
     "op",     "dtype",       "tensors",    "name", "reduce_op", "root",   "prescale", "postscale",
-    "splits", "process_set", "wire_dtype", "tag",  "device",    "stream", "keep"};
+    "splits", "process_set", "wire_dtype", "tag",  "layout",    "device", "stream",   "keep"};
 constexpr std::size_t kRequired = kName;  // the parameters before this one have no default
 
 // The value of each parameter, null for those that were not given. Borrowed references.
@@ -92,6 +93,15 @@ double to_double(PyObject* number, double absent) {
 
 bool is_given(PyObject* object) { return object != nullptr && object != Py_None; }
 
+// Null for None. Points into the object.
+const char* to_text(PyObject* object, const char* objection) {
+  if (!is_given(object)) return nullptr;
+  if (!PyUnicode_Check(object)) throw py::type_error(objection);
+  const char* const text = PyUnicode_AsUTF8(object);
+  if (text == nullptr) throw py::error_already_set();
+  return text;
+}
+
 }  // namespace
 
 SubmissionArguments::SubmissionArguments(PyObject* const* values, Py_ssize_t count,
@@ -122,11 +132,8 @@ SubmissionArguments::SubmissionArguments(PyObject* const* values, Py_ssize_t cou
   submission_.postscale = to_double(of[kPostscale], 1.0);
   submission_.tensors = tensors;
   submission_.tensor_count = static_cast<std::int32_t>(items.size());
-  if (is_given(of[kName])) {
-    if (!PyUnicode_Check(of[kName])) throw py::type_error("name must be a str or None");
-    submission_.name = PyUnicode_AsUTF8(of[kName]);
-    if (submission_.name == nullptr) throw py::error_already_set();
-  }
+  submission_.name = to_text(of[kName], "name must be a str or None");
+  submission_.layout = to_text(of[kLayout], "layout must be a str or None");
   if (is_given(of[kSplits])) {
     std::tie(submission_.splits, submission_.split_count) =
         arena_.integers(of[kSplits], "splits must be a sequence");

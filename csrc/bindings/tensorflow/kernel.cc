@@ -90,6 +90,7 @@ Kernel::Kernel(const OpRow& op, TF_OpKernelConstruction* construction) : row(op)
     postscale = attributes.number("postscale_factor");
   }
   if (row.takes_any(kTakesCompression)) wire_dtype = attributes.integer("wire_dtype");
+  if (row.takes_any(kTakesLayout)) layout = attributes.text("layout");
 }
 
 }  // namespace horoplug::tensorflow

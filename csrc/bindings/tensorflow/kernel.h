@@ -27,6 +27,7 @@ struct Kernel {
   std::int32_t wire_dtype = 0;
   std::int32_t root = 0;
   std::int32_t process_set = 0;
+  std::string layout;  // see hp_submission
 };
 
 // Runs a kernel and waits until it has ended.

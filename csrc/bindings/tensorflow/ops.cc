@@ -46,6 +46,7 @@ std::vector<Parts> parts() {
        .attributes = {"reduce_op: int", "prescale_factor: string = '1'",
                       "postscale_factor: string = '1'"}},
       {.takes = kTakesCompression, .inputs = {}, .attributes = {"wire_dtype: int = 0"}},
+      {.takes = kTakesLayout, .inputs = {}, .attributes = {"layout: string = ''"}},
       {.takes = kTakesRoot, .inputs = {}, .attributes = {"root_rank: int"}},
       {.takes = kTakesSet, .inputs = {}, .attributes = {"process_set_id: int = 0"}},
   };

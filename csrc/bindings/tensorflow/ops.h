@@ -20,6 +20,7 @@ enum Takes : unsigned {
   kTakesSplits = 32,
   kTakesSet = 64,
   kTakesCompression = 128,
+  kTakesLayout = 256,
 };
 
 enum class Output {
@@ -65,7 +66,7 @@ inline constexpr std::array kOps{
           .result = "sum"},
     OpRow{.name = "HorovodAllgather",
           .op = HP_ALLGATHER,
-          .takes = kTakesTensor | kTakesName | kTakesSet,
+          .takes = kTakesTensor | kTakesName | kTakesLayout | kTakesSet,
           .output = Output::kRowsCounted,
           .result = "output",
           .counts = "rows",

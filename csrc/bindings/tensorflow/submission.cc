@@ -80,6 +80,7 @@ hp_submission submission_of(const Kernel& kernel, std::int32_t dtype,
   submission.postscale = kernel.postscale;
   submission.wire_dtype = kernel.wire_dtype;
   submission.name = kernel.name.empty() ? nullptr : kernel.name.c_str();
+  submission.layout = kernel.layout.c_str();
   submission.tensors = tensors.data();
   submission.tensor_count = static_cast<std::int32_t>(tensors.size());
   return submission;

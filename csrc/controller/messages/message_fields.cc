@@ -16,6 +16,7 @@ void put_signature(Writer& writer, const Signature& signature) {
   writer.put(signature.prescale);
   writer.put(signature.postscale);
   writer.put(static_cast<std::uint8_t>(signature.recurring));
+  writer.put_string(signature.layout);
   writer.put_varint(signature.shapes.size());
   for (const Shape& shape : signature.shapes) {
     writer.put_varint(shape.size());
@@ -37,6 +38,8 @@ Signature get_signature(Reader& reader) {
   signature.prescale = reader.get<double>();
   signature.postscale = reader.get<double>();
   signature.recurring = get_bool(reader);
+  signature.layout = reader.get_string();
+  if (signature.layout.size() > kLongestName) throw WireError("layout too long");
   signature.shapes.resize(reader.get_count(1));
   for (Shape& shape : signature.shapes) {
     shape.resize(reader.get_count(1));
@@ -197,8 +200,8 @@ Signature Series::get(Reader& reader) {
   return *signature_;
 }
 
-// A signature of n shapes and dimensions takes at least n bytes once and one byte in each
-// repetition, so that kRepeated / n repetitions expand a message by a constant factor.
+// A signature of n shapes, dimensions and characters takes at least n bytes once and one byte in
+// each repetition, so that kRepeated / n repetitions expand a message by a constant factor.
 std::size_t Series::repetitions(std::size_t size) {
   constexpr std::size_t kRepeated = 4096;
   constexpr std::size_t kFewest = 8;
@@ -206,7 +209,7 @@ std::size_t Series::repetitions(std::size_t size) {
 }
 
 void Series::begin(const Signature& signature) {
-  std::size_t size = 1 + signature.shapes.size();
+  std::size_t size = 1 + signature.shapes.size() + signature.layout.size();
   for (const Shape& shape : signature.shapes) size += shape.size();
   repetitions_left_ = repetitions(size);
   signature_ = signature;

@@ -46,7 +46,7 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 23;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 19;
+  static constexpr std::uint32_t kProtocol = 20;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;

@@ -54,6 +54,12 @@ bool same_buffer(const Signature& a, const Signature& b) {
   return a.op != OpKind::kAddBuffer || a.op != b.op || a.shapes == b.shapes;
 }
 
+std::string describe_layout(const Signature& signature) {
+  if (!signature.layout.empty()) return signature.layout;
+  return std::string("dense ") + dtype_name(signature.dtype) + " " + describe_shapes(signature);
+}
+
+constexpr const char* kSameLayout = "submit the same layout";
 constexpr const char* kSameShape = "submit the same shape";
 constexpr const char* kSameRows = "submit the same dimensions after the first";
 
@@ -67,6 +73,10 @@ struct Field {
 
 const std::vector<Field>& fields() {
   static const auto* const table = new std::vector<Field>{
+      {.name = "layout",
+       .advice = kSameLayout,
+       .same = [](auto& a, auto& b) { return a.layout == b.layout; },
+       .show = describe_layout},
       {.name = "operation",
        .advice = "call the same operation",
        .same = [](auto& a, auto& b) { return a.op == b.op; },
@@ -168,6 +178,7 @@ std::uint64_t digest(const Signature& signature) {
     hash.add(static_cast<std::uint64_t>(
         first_dimension_counts(signature.op) ? elements_of(shape) : row_elements(shape)));
   }
+  if (!signature.layout.empty()) hash.add(signature.layout);
   return hash.value();
 }
 
@@ -203,6 +214,8 @@ std::string describe_mismatch(const std::string& name, const std::vector<Variant
       text +=
           field.show(variants[i].signature) + " on " + describe_ranks(variants[i].ranks.ranks());
     }
+    // The layout says it all; the shapes and types of parts of a tensor would only confuse.
+    if (advice == kSameLayout) break;
   }
   if (advice != nullptr) text += std::string(" (") + advice + " on every rank)";
   return text;

@@ -27,6 +27,8 @@ struct Signature {
   // One shape per tensor; more than one for a group. kAddSet: the ranks. kRemoveSet: the set's
   // number, and a 1 if its memory is released. kAddBuffer: the size in bytes.
   std::vector<Shape> shapes;
+  // What the tensors are parts of, in words: see hp_submission.
+  std::string layout;
   // Whether the name may recur and is worth an id. Generated names, which contain a counter, are
   // not.
   bool recurring = true;
@@ -36,7 +38,7 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
-// The longest name, in bytes.
+// The longest name and the longest layout, in bytes.
 inline constexpr std::size_t kLongestName = 1 << 16;
 
 // The first dimension of a tensor; a scalar has one row.

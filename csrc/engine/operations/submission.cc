@@ -155,6 +155,11 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
     }
   }
   signature.recurring = submission.name != nullptr;
+  if (submission.layout != nullptr) signature.layout = submission.layout;
+  if (signature.layout.size() > kLongestName) {
+    reject("a layout of " + std::to_string(signature.layout.size()) +
+           " bytes; layouts have at most " + std::to_string(kLongestName));
+  }
 
   if (info.has_root) {
     signature.root = submission.root;

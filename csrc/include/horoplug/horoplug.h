@@ -297,6 +297,8 @@ typedef struct hp_submission {
                             other threads. Outside of operations it does not count as a thread that
                             may submit what other ranks wait for; see hp_expect_threads */
   int32_t reserved;
+  const char* layout; /* what the tensors are parts of, in words, such as "sparse float32 [3, 4]";
+                         the same on all ranks. NULL or "": they are dense tensors */
 } hp_submission;
 
 /* The result of a completed operation for one of its tensors. */

@@ -20,6 +20,7 @@ Signature some_signature() {
   signature.reduce = ReduceOp::kMax;
   signature.root = -3;
   signature.prescale = 0.25;
+  signature.layout = "sparse float32 [3, 4]";
   signature.shapes = {{3, 0, std::int64_t{1} << 40}, {}, {7}};
   return signature;
 }

@@ -317,6 +317,34 @@ TEST_CASE("ranks that disagree about the columns of a gather get an error; rows 
   });
 }
 
+TEST_CASE("ranks that disagree about the layout get an error that says nothing of the parts") {
+  Cluster cluster(Transport::kThreads, 3);
+  const auto gather = [&](int rank, const std::string& layout) {
+    std::vector<float> data(6);
+    Order order = reduce_of(data, 0, "g");
+    if (layout.empty()) return perform(cluster.engine(rank), order);
+    order.op = OpKind::kAllgather;
+    order.output = nullptr;
+    order.layout = layout;
+    order.shape = {3, 2};
+    perform(cluster.engine(rank), order);
+  };
+  cluster.run([&](int rank) {
+    for (int step = 0; step < 30; ++step) gather(rank, "sparse [4]");  // planned, too
+    for (const std::string last : {"sparse [5]", ""}) {
+      const std::string layout = rank == 2 ? last : "sparse [4]";
+      const Status status = failure_of([&] { gather(rank, layout); });
+      const std::string theirs = last.empty() ? "dense float32 [6]" : last;
+      if (status.code != HP_MISMATCH ||
+          !mentions(status, {"mismatched layout: sparse [4] on ranks 0, 1 but " + theirs +
+                             " on rank 2 (submit the same layout on every rank)"})) {
+        throw std::runtime_error(status.message);
+      }
+    }
+    gather(rank, "sparse [4]");
+  });
+}
+
 TEST_CASE("wrong arguments of one rank are rejected at submission, without the other ranks") {
   Cluster cluster(Transport::kThreads, 2);
   Engine& engine = cluster.engine(0);

@@ -209,6 +209,7 @@ OperationPtr operation_of(const Order& request, const MembersPtr& members) {
   submission.prescale = request.prescale;
   submission.postscale = request.postscale;
   submission.name = request.name.empty() ? nullptr : request.name.c_str();
+  submission.layout = request.layout.c_str();
   submission.tensors = &tensor;
   submission.tensor_count = request.op == OpKind::kBarrier ? 0 : 1;
   submission.splits = request.splits.data();

@@ -64,6 +64,7 @@ struct Order {
   std::optional<DType> compressed{};
   ReduceOp reduce = ReduceOp::kSum;
   std::string name{};
+  std::string layout{};
   std::vector<std::int64_t> shape{};
   const void* input = nullptr;
   void* output = nullptr;

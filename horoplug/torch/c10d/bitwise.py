@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from horoplug.torch.c10d.reductions import Combine, GathersRows
+from horoplug.torch.plain import as_bytes, plain
 
 
 def allreduce(group: GathersRows, tensors: Sequence[torch.Tensor], combine: Combine) -> Any:
@@ -45,10 +46,13 @@ def _combine(
         if rank != root:
             return
         for rows, (tensor, output) in zip(gathered, pairs, strict=True):
-            result: Any = functools.reduce(combine, rows.view(size, -1).unbind())
+            result: Any = functools.reduce(combine, rows.unbind()).view(tensor.dtype)
             if output.numel() != tensor.numel():
                 result = result.view(size, -1)[rank]
             output.copy_(result.view(output.shape))
 
-    flat = [tensor.reshape(-1) for tensor, _ in pairs]
-    return group.gather_rows(flat, [output for _, output in pairs], then)
+    # As bytes, so that tensors of any dtypes are one operation.
+    flat = [as_bytes(plain(tensor.detach()))[None] for tensor, _ in pairs]
+    kinds = ", ".join(f"{tensor.numel()} elements of {tensor.dtype}" for tensor, _ in pairs)
+    layout = f"{combine.__name__} of {kinds.replace('torch.', '')}"
+    return group.gather_rows(flat, [output for _, output in pairs], then, layout)

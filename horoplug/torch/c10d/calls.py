@@ -16,6 +16,7 @@ from horoplug.torch.c10d.group import Group
 from horoplug.torch.c10d.operations import Submitted
 from horoplug.torch.c10d.reductions import SUM, Reduction
 from horoplug.torch.c10d.work import Work
+from horoplug.torch.plain import is_plain
 
 Finish = Callable[[], None]
 
@@ -28,6 +29,7 @@ class _Adapter(TorchAdapter):
 ADAPTER = _Adapter()
 
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
+_CONCATENATING = (Op.ALLGATHER, Op.GATHER)
 _REDUCING = (Op.ALLREDUCE, Op.REDUCE, Op.REDUCESCATTER)
 
 
@@ -55,17 +57,21 @@ class Calls(Group):
         by_rows: bool = False,
         blocking: bool = False,
         target: int = 0,
+        layout: str | None = None,
     ) -> tuple[Submitted, list[torch.Tensor]]:
         """Submit one operation on tensors of one dtype. ``outputs``: they are overwritten. ``by_rows``: the operation
         moves rows; otherwise tensors of the same number of elements fit, whatever their shapes. ``blocking``: the
         caller waits next, so the core may do so already. ``target``: the address of a tensor that gets the result.
+        ``layout``: see ``Engine.submit``.
 
         Returns what was submitted, and the dense tensors that the core uses."""
         reduction = reduction or SUM
         described = [ADAPTER.describe(tensor, outputs) for tensor in tensors]
         code, device = described[0][1], described[0][4]
+        # One row, where ranks may give several, so that ranks with other numbers of elements are told.
+        row = (1,) if op in _CONCATENATING else ()
         arguments = [
-            (address, address if outputs else target, shape if by_rows else (dense.numel(),))
+            (address, address if outputs else target, shape if by_rows else (*row, dense.numel()))
             for dense, _, address, shape, _ in described
         ]
         stream = 0 if device < 0 else streams.current(device)
@@ -90,6 +96,7 @@ class Calls(Group):
                 0,
                 0,
                 tag,
+                layout,
                 device,
                 stream,
             )
@@ -188,9 +195,7 @@ class Calls(Group):
             or not isinstance(output, torch.Tensor)
             or output.dtype != tensor.dtype
             or output.device != tensor.device
-            or not output.is_contiguous()
-            or output.is_neg()
-            or output.is_conj()
+            or not is_plain(output)
         ):
             return 0
         if op is Op.ALLTOALL and output.numel() != tensor.numel():
@@ -203,9 +208,9 @@ class Calls(Group):
             return address if op is Op.ALLGATHER and tensor.data_ptr() == address + part else 0
         return address
 
-    def _result(self, submitted: Submitted) -> Result:
+    def _result(self, submitted: Submitted, index: int = 0) -> Result:
         stream = streams.current(submitted.device) if submitted.device >= 0 else 0
-        return self._engine.result(submitted.handle, 0, stream)
+        return self._engine.result(submitted.handle, index, stream)
 
     def _take(
         self, submitted: Submitted, dense: torch.Tensor, output: Any, expected: Sequence[int] | None
@@ -276,21 +281,19 @@ class Calls(Group):
         tensors: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         then: Callable[[list[torch.Tensor]], None],
+        layout: str,
     ) -> Any:
         """Concatenate each of ``tensors`` of all ranks along the first dimension, whose size may differ between ranks,
-        and pass the results to ``then``, which writes ``outputs``."""
-        submitted, kept = [], []
-        for tensor in tensors:
-            each, dense = self._submit(Op.ALLGATHER, [tensor], by_rows=True)
-            submitted.append(each)
-            kept.append(dense[0])
+        and pass the results to ``then``, which writes ``outputs``. The tensors have one dtype. ``layout``: what they
+        are for, in words, which is the same on all ranks."""
+        submitted, kept = self._submit(Op.ALLGATHER, tensors, by_rows=True, layout=layout)
 
         def finish() -> None:
             results = []
-            for each, dense in zip(submitted, kept, strict=True):
-                result = self._result(each)
+            for index, dense in enumerate(kept):
+                result = self._result(submitted, index)
                 shape = (result.rows, *dense.shape[1:])
                 results.append(ADAPTER.from_memory(result.memory, dense, shape))
             then(results)
 
-        return self._track(Op.ALLGATHER, tensors, submitted, kept, outputs, finish, None)
+        return self._track(Op.ALLGATHER, tensors, [submitted], kept, outputs, finish, None)

@@ -22,6 +22,7 @@ from horoplug.torch.c10d.calls import Calls
 from horoplug.torch.c10d.monitored_barrier import monitored_barrier
 from horoplug.torch.c10d.operations import Submitted
 from horoplug.torch.c10d.reductions import SUM, Reduction, reduction_of
+from horoplug.torch.plain import is_plain
 
 _ALLREDUCE = int(Op.ALLREDUCE)
 
@@ -78,10 +79,7 @@ class ProcessGroup(Calls):
             code == dtypes.BOOL
             or not tensor.is_cpu
             or self._delegates.for_cpu
-            or tensor.layout is not torch.strided
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-            or tensor.is_conj()
+            or not is_plain(tensor)
             or profiling.is_on()
         ):
             return False

@@ -78,4 +78,5 @@ class GathersRows(Protocol):
         tensors: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         then: Callable[[list[torch.Tensor]], None],
+        layout: str,
     ) -> Any: ...

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from horoplug.common import reduce_ops
+from horoplug.torch import sparse
 from horoplug.torch.c10d.reductions import GathersRows, Reduction
 
 
@@ -16,15 +17,12 @@ def allreduce(group: GathersRows, tensor: torch.Tensor, reduction: Reduction) ->
     Raises ValueError for reductions other than sum and average."""
     if reduction.op not in (reduce_ops.Sum, reduce_ops.Average) or reduction.bitwise is not None:
         raise ValueError("sparse tensors can only be reduced with ReduceOp.SUM or ReduceOp.AVG.")
-    own = tensor.coalesce()
+    averages = reduction.op == reduce_ops.Average
+    kind = f"{'average' if averages else 'sum'}, factor {reduction.prescale:g}"
+    parts, layout = sparse.split(tensor, kind)
 
     def then(gathered: list[torch.Tensor]) -> None:
-        indices, values = gathered
-        if reduction.op == reduce_ops.Average:
-            values = values / group.size()
-        total = torch.sparse_coo_tensor(
-            indices.t(), values * reduction.prescale, tensor.size(), check_invariants=False
-        )
-        tensor.copy_(total.coalesce())
+        divisor = group.size() if averages else None
+        tensor.copy_(sparse.join(gathered, tensor, divisor, reduction.prescale).coalesce())
 
-    return group.gather_rows([own.indices().t().contiguous(), own.values()], [tensor], then)
+    return group.gather_rows(parts, [tensor], then, layout)

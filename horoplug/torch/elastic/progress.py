@@ -8,6 +8,7 @@ import torch
 
 from horoplug.common.context import context
 from horoplug.common.progress import Progress
+from horoplug.torch.plain import as_bytes, plain
 
 
 class TorchProgress(Progress):
@@ -46,7 +47,7 @@ def checksum(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    data = tensor.contiguous().view(-1).view(torch.uint8)
+    data = as_bytes(plain(tensor))
     whole = data.numel() // 8 * 8
     words, rest = data[:whole].view(torch.int64), data[whole:].to(torch.int64)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)

@@ -213,6 +213,25 @@ def check_sparse():
     for more in ({"op": hvd.Max}, {"prescale_factor": 2.0}):
         with pytest.raises(NotImplementedError, match="IndexedSlices"):
             hvd.allreduce(slices, **more)
+    if size == 1:
+        return
+    last = rank == size - 1
+    here = tf.constant([0, 1, 4])
+    for name, shape, dtype, op, sides in (
+        ("rows", [9 if last else 5, 2], tf.float32, hvd.Sum, r"\(5, 2\).* but .*\(9, 2\)"),
+        ("rank", [5, 2] if last else [5], tf.float32, hvd.Sum, r"\(5,\).* but .*\(5, 2\)"),
+        ("type", [5, 2], tf.float64 if last else tf.float32, hvd.Sum, "float32.* but .*float64"),
+        ("op", [5, 2], tf.float32, hvd.Sum if last else hvd.Average, "Average.* but .*Sum"),
+    ):
+        given = tf.cast(values[:, 0] if len(shape) == 1 else values, dtype)
+        for reduce in both(
+            lambda given=given, shape=shape, op=op, name=name: hvd.allreduce(
+                tf.IndexedSlices(given, here, tf.constant(shape)), op=op, name=name
+            )
+        ):
+            text = f"'allgather.{name}.[a-z]+': mismatched layout: tf.IndexedSlices of .*{sides}"
+            error_of(tf.errors.FailedPreconditionError, text, reduce)
+    assert hvd.allreduce(slices, name="rows").dense_shape.numpy().tolist() == [6, 2]
 
 
 def check_names_between_frameworks():
