@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from horoplug._keras import keras3
 from horoplug._keras.distribution import is_distributed
 from horoplug._keras.options import ReductionOptions
+from horoplug.base.errors import not_an_optimizer
 
 Optimizer = TypeVar("Optimizer")
 
@@ -19,10 +20,7 @@ def make(optimizer: Optimizer, arguments: Mapping[str, Any]) -> Optimizer:
     if is_distributed(optimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already.")
     if isinstance(optimizer, type) or not hasattr(optimizer, "apply_gradients"):
-        raise ValueError(
-            f"DistributedOptimizer takes a Keras optimizer, got {optimizer!r}; pass an object, such as "
-            "keras.optimizers.Adam()."
-        )
+        raise ValueError(not_an_optimizer("a Keras optimizer", optimizer))
     passes = arguments["backward_passes_per_step"], arguments["average_aggregated_gradients"]
     if passes[0] < 1:
         raise ValueError(f"backward_passes_per_step={passes[0]}: it must be positive.")

@@ -136,3 +136,12 @@ class MissingRanksError(RendezvousError, TimeoutError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.ranks, str(self))
+
+
+def not_an_optimizer(expected: str, given: object, function: str = "DistributedOptimizer") -> str:
+    """The message for an argument that is no optimizer. ``expected``: what the function takes."""
+    if isinstance(given, type):
+        found = f"the class {given.__name__}; pass an object of it"
+    else:
+        found = "None" if given is None else type(given).__name__
+    return f"{function} takes {expected}, got {found}."

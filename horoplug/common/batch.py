@@ -34,6 +34,7 @@ class Batch(InFlight):
     __slots__ = (
         "complete",
         "engine",
+        "failures",
         "handles",
         "numbers",
         "ready",
@@ -60,6 +61,7 @@ class Batch(InFlight):
         self.ready = 0 if stream is None else stream()  # the stream in which the tensors are ready
         self.handles: list[int] = []  # the core's
         self.complete = True  # no member was waited for individually
+        self.failures: dict[int, Exception] = {}  # by index, of the members that `wait` saw fail
         # From here on the context holds the tensors, so an interrupt cannot free them.
         numbers = context.track_batch(self, len(tensors))
         self.handles, error = self.engine.submit_batch(prepared, addresses, self.ready)
@@ -78,6 +80,7 @@ class Batch(InFlight):
         if not numbers:
             return None
         context.find(numbers[0])  # raises
+        left: Sequence[int] = range(len(numbers))
         if not self.complete:
             left = [index for index, n in enumerate(numbers) if n in context.operations]
             numbers, handles = [numbers[i] for i in left], [handles[i] for i in left]
@@ -93,7 +96,8 @@ class Batch(InFlight):
         context.waited()
         context.drop(numbers)
         self.engine.release_batch(handles)
-        return exception(failures[0][1]) if failures else None
+        self.failures = {left[index]: exception(error) for index, error in failures}
+        return next(iter(self.failures.values()), None)
 
     def order(self, handles: Sequence[int]) -> None:
         """Make the caller's streams wait for these operations, which are done and on a GPU."""

@@ -16,6 +16,12 @@ def exception(error: Error) -> ValueError | HorovodInternalError:
     return ValueError(message) if status in _LOCAL else HorovodInternalError(message)
 
 
+def is_layout_mismatch(failure: Exception) -> bool:
+    """Whether an operation failed because its tensors are sparse on some ranks only, or are parts of tensors of other
+    sizes. The answer is the same on all ranks."""
+    return isinstance(failure, HorovodInternalError) and "mismatched layout: " in str(failure)
+
+
 def await_value(engine: Engine, handle: int) -> int:
     """Wait for an operation without tensors and return the number that it has produced. Frees the handle.
 

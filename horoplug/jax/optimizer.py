@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from horoplug.common.arguments import shown
+from horoplug.base.errors import not_an_optimizer
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
@@ -57,9 +57,8 @@ def DistributedOptimizer(
             "horoplug.jax.DistributedOptimizer needs optax: pip install optax."
         ) from error
     if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"DistributedOptimizer takes an optimizer of optax, got {shown(optimizer)}; {_remedy(optimizer)}."
-        )
+        text = not_an_optimizer("an optimizer of optax", optimizer).removesuffix(".")
+        raise TypeError(f"{text}; {_remedy(optimizer)}.")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be at least 1.")
     reduction = Reduction(

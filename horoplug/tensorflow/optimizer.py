@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horoplug.base.errors import not_an_optimizer
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks
@@ -208,11 +209,9 @@ def DistributedOptimizer(
     Raises ValueError for an object that is not an optimizer, and for options that cannot be combined."""
     arguments = dict(locals())
     if not isinstance(optimizer, _LegacyOptimizer):
-        if not hasattr(optimizer, "apply_gradients"):
-            raise ValueError(
-                "DistributedOptimizer takes an optimizer of Keras or of tf.compat.v1.train, got "
-                f"{type(optimizer).__name__}."
-            )
+        if isinstance(optimizer, type) or not hasattr(optimizer, "apply_gradients"):
+            expected = "an optimizer of Keras or of tf.compat.v1.train"
+            raise ValueError(not_an_optimizer(expected, optimizer))
         del arguments["use_locking"]
         # Imported here because Keras is an optional dependency.
         keras = importlib.import_module("horoplug.tensorflow.keras")

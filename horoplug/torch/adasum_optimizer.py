@@ -7,12 +7,13 @@ submits the difference; ``step`` waits for the combined differences and adds the
 only, and are the same on all ranks."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from horoplug.torch.distributed_optimizer import _DistributedOptimizer
+from horoplug.torch.plain import plain
 from horoplug.torch.reduction import Reducer
 
 
@@ -26,7 +27,10 @@ class _DeltaReducer(Reducer):
 
     def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
         tensor, kept = self._compress(self._delta()(parameter))
-        return tensor.contiguous(), kept
+        return plain(tensor), kept
+
+    def _note_changes(self, parameters: Sequence[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        """Gradients are not sent, so the program may change them."""
 
     def _take(self, parameter: torch.Tensor, tensor: torch.Tensor, kept: Any) -> None:
         parameter.add_(self._decompress(tensor, kept))

@@ -173,7 +173,8 @@ def make_buckets(
         bucket.flat = flat
         offset = flat.storage_offset()
         for parameter, layout in zip(bucket, members, strict=True):
-            views[parameter] = flat.as_strided(layout.shape, layout.strides, offset)
+            # `data`: without it, all views would share one count of versions (see changes.py).
+            views[parameter] = flat.as_strided(layout.shape, layout.strides, offset).data
             offset += layout.nbytes // dtype.itemsize
         buckets.append(bucket)
         begin[on_gpu] += nbytes

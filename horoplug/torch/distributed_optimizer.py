@@ -2,9 +2,10 @@
 optimizer."""
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -32,6 +33,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     :class:`GradientReduction` has the state of the reduction. The properties that begin with an underscore are
     Horovod's, and programs read them."""
 
+    _wrapped_class: type[torch.optim.Optimizer]
+    """The class of the user's optimizer, from which that of this object derives as well."""
+
     def _distribute(
         self,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
@@ -45,6 +49,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         as_views: bool,
     ) -> None:
         """Replaces ``__init__``, because the object already has the attributes of the wrapped optimizer."""
+        self._options = (compression, op, gradient_predivide_factor, sparse_as_dense)
         self.op = op
         self.process_set = process_set
         self._synchronized = False
@@ -60,6 +65,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             sparse_as_dense,
             process_set,
         )
+        if isinstance(self, torch.optim.SparseAdam):
+            reducer.expect_sparse(self._parameter_names)
         self._reduction = GradientReduction(
             reducer, self._parameter_names, backward_passes_per_step
         )
@@ -80,6 +87,42 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         elif as_views and not elastic:
             self._make_buckets()
         self._reduction.hook(parameters)
+
+    def _take_attributes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take all attributes of an optimizer, including its groups and state, except those that replace its methods.
+        Learning-rate schedules set such attributes, which would hide the new methods."""
+        own = vars(_DistributedOptimizer)
+        vars(self).update({k: v for k, v in vars(optimizer).items() if k not in own})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_DistributedOptimizer":
+        """A distributed optimizer of copied parameters (those of a model that is copied with it), with the same names
+        and options. Collective where making it was: with groups or gradient_as_bucket_view."""
+        plain = object.__new__(self._wrapped_class)
+        vars(plain).update(vars(self))
+        made = object.__new__(type(self))
+        made._take_attributes(copy.deepcopy(plain, memo))
+        groups = self._groups
+        if groups is not None and not isinstance(groups, int):
+            groups = [[memo[id(p)] for p in group if id(p) in memo] for group in groups]
+        compression, op, factor, as_dense = self._options
+        made._distribute(
+            [(name, memo[id(p)]) for p, name in self._parameter_names.items() if id(p) in memo],
+            compression,
+            self.backward_passes_per_step,
+            op,
+            factor,
+            groups,
+            as_dense,
+            self.process_set,
+            self._as_views,
+        )
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a DistributedOptimizer cannot be pickled, or copied by copy.copy, because its hooks belong to parameters "
+            "of this process: save optimizer.state_dict(), or use copy.deepcopy."
+        )
 
     def _make_reducer(self, *options: Any) -> Reducer:
         return Reducer(*options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horoplug.base.errors import not_an_optimizer
 from horoplug.common.basics import rank
 from horoplug.common.objects import allgather_object as allgather_object
 from horoplug.common.objects import broadcast_object as broadcast_object
@@ -58,6 +59,9 @@ class _Slot:
     on_cpu: bool
 
 
+_SENT = (_Slot, torch.Tensor)
+
+
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
@@ -71,8 +75,12 @@ def broadcast_optimizer_state(
     changed. As in Horovod, parameters of an optimizer that has not stepped yet get gradients of zeros if they have
     none, except for parameters with sparse gradients: those of SparseAdam, and embeddings of ``model``.
 
-    Raises ValueError for LBFGS, which is not supported as in Horovod, and on ranks whose optimizer has other numbers of
-    parameters or groups than the root's."""
+    Raises TypeError for an object that is not an optimizer, and ValueError for LBFGS, which is not supported as in
+    Horovod, and on ranks whose optimizer has other numbers of parameters or groups than the root's."""
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            not_an_optimizer("a torch.optim.Optimizer", optimizer, "broadcast_optimizer_state")
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state does not support torch.optim.LBFGS.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -82,7 +90,9 @@ def broadcast_optimizer_state(
     described = None
     if rank() == root_rank:
 
-        def describe(tensor: torch.Tensor) -> _Slot:
+        def describe(tensor: torch.Tensor) -> _Slot | torch.Tensor:
+            if tensor.layout is not torch.strided:  # such as the momentum of a sparse gradient
+                return tensor.cpu()
             tensors.append(tensor)
             return _Slot(len(tensors) - 1, tuple(tensor.shape), tensor.dtype, tensor.is_cpu)
 
@@ -90,15 +100,20 @@ def broadcast_optimizer_state(
             {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
         ]
         state = [optimizer.state.get(p) for p in parameters]
-        described = _map(torch.Tensor, describe, (len(parameters), options, state)), len(tensors)
-    (count, options, state), sent = broadcast_object(
+        # Some optimizers have state of their own beside that of the parameters, under names.
+        others = _others(optimizer)
+        whole = len(parameters), options, state, others
+        described = _map(torch.Tensor, describe, whole), len(tensors)
+    (count, options, state, others), sent = broadcast_object(
         described, root_rank, "optimizer_state", process_set
     )
 
     if rank() != root_rank:
         tensors = [torch.empty(0)] * sent
 
-        def make(slot: _Slot, like: torch.Tensor | None) -> torch.Tensor:
+        def make(slot: _Slot | torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+            if isinstance(slot, torch.Tensor):
+                return slot if like is None else slot.to(like.device)
             device = None if slot.on_cpu or like is None else like.device
             made = torch.empty(slot.shape, dtype=slot.dtype, device=device)
             tensors[slot.number] = made
@@ -106,9 +121,10 @@ def broadcast_optimizer_state(
 
         # A tensor that is on a GPU on the root goes to the device of this rank's parameter.
         first = parameters[0] if parameters else None
-        options = _map(_Slot, functools.partial(make, like=first), options)
+        options = _map(_SENT, functools.partial(make, like=first), options)
+        others = _map(_SENT, functools.partial(make, like=first), others)
         state = [
-            _map(_Slot, functools.partial(make, like=like), entry)
+            _map(_SENT, functools.partial(make, like=like), entry)
             for entry, like in zip(state, [*parameters, *[first] * len(state)], strict=False)
         ]
     named = ((f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors))
@@ -122,6 +138,14 @@ def broadcast_optimizer_state(
                 "every rank."
             )
         _take_over(optimizer, parameters, options, state)
+        for key in _others(optimizer):
+            del optimizer.state[key]
+        optimizer.state.update(others)
+
+
+def _others(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """The state of an optimizer that does not belong to a parameter, such as a step count of MADGRAD."""
+    return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
 
 
 def _zero_missing_gradients(
@@ -157,7 +181,7 @@ def _take_over(
             optimizer.state[parameter] = entry
 
 
-def _map(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
+def _map(kind: type | tuple[type, ...], function: Callable[[Any], Any], tree: Any) -> Any:
     """Copy nested dicts, lists and tuples, with ``function`` applied to values of type ``kind``."""
     if isinstance(tree, kind):
         return function(tree)

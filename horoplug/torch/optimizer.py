@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from horoplug.base.errors import NotInitializedError
+from horoplug.base.errors import NotInitializedError, not_an_optimizer
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
 from horoplug.torch import buckets
@@ -60,9 +60,12 @@ def DistributedOptimizer(
     Returns an object of a class that derives from the optimizer's class and has its name. It shares the optimizer's
     parameter groups and state.
 
-    Raises ValueError before ``init`` or ``add_process_set``, for invalid arguments, and with
-    gradient_as_bucket_view=True for parameters that are not supported or differ between ranks (in an elastic job, after
-    the first step). Backward or ``step`` then raises ValueError for a sparse gradient."""
+    Raises TypeError for an object that is not an optimizer, ValueError before ``init`` or ``add_process_set``, for
+    invalid arguments, and with gradient_as_bucket_view=True for parameters that are not supported or differ between
+    ranks (in an elastic job, after the first step). Backward or ``step`` then raises ValueError for a sparse
+    gradient."""
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        raise TypeError(not_an_optimizer("a torch.optim.Optimizer", optimizer))
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is already a DistributedOptimizer.")
     if process_set.size() is None:  # gradients would silently not be reduced
@@ -86,12 +89,9 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
 
     kind = type(optimizer)
-    body = {"__module__": __name__, "__doc__": kind.__doc__}
+    body = {"__module__": __name__, "__doc__": kind.__doc__, "_wrapped_class": kind}
     wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
-    # All attributes of the optimizer, including its groups and state, except those that replace its methods. Learning-
-    # rate schedules set such attributes, which would hide the new methods.
-    own = {k: v for k, v in vars(optimizer).items() if k not in vars(_DistributedOptimizer)}
-    vars(wrapped).update(own)
+    wrapped._take_attributes(optimizer)
     wrapped._distribute(
         named_parameters,
         compression,

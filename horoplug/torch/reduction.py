@@ -13,13 +13,16 @@ from horoplug.common.compression import is_cast_by_core, wire_dtype
 from horoplug.common.ops import CPU, Operation, SplitGroup, submit
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.process_sets import ProcessSet, process_set_id
+from horoplug.common.status import is_layout_mismatch
 from horoplug.common.variants import synchronize
-from horoplug.torch import streams
+from horoplug.torch import sparse, streams
 from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.buckets import Bucket
+from horoplug.torch.changes import Changes
 from horoplug.torch.compression import CastCompressor, NoneCompressor
 from horoplug.torch.grouping import Group
 from horoplug.torch.mpi_ops import sparse_allreduce_async
+from horoplug.torch.plain import is_plain
 
 _ALLREDUCE = BY_NAME["allreduce"]
 
@@ -67,6 +70,15 @@ class Reducer:
         self._batches: list[tuple[Batch, list[torch.Tensor], list[Any]]] = []
         self._groups: list[tuple[Operation | SplitGroup, list[Member]]] = []
         self._sparse: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
+        # By parameter whose latest gradient was sparse: its number of sparse dimensions.
+        self._sparse_dims: dict[torch.Tensor, int] = {}
+        # Parameters without a gradient in this step, for which this rank has sent dense zeros.
+        self._missing: set[torch.Tensor] = set()
+        self._changes = Changes(names)
+
+    def expect_sparse(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The gradients of these parameters are sparse, also before the first one exists."""
+        self._sparse_dims.update(dict.fromkeys(parameters, 1))
 
     def submit(self, parameters: Iterable[torch.Tensor], handles: Handles) -> None:
         """Submit the gradients of these parameters, each by itself, and enter them in ``handles``.
@@ -80,6 +92,7 @@ class Reducer:
         device = None
         for parameter in parameters:
             tensor, kept, known = parameter.grad, None, self._known.get(parameter)
+            grad = tensor
             # A fast path for the usual case.
             if not (
                 self._sends_as_is
@@ -88,24 +101,30 @@ class Reducer:
                 and tensor.dtype is known[0]
                 and tensor.shape == known[1]
                 and tensor.get_device() == known[2]
-                and _plain(tensor)
+                and is_plain(tensor)
+                and not tensor.requires_grad
             ):
                 tensor, kept = self._pack(parameter)
+                grad = parameter.grad
                 if tensor.is_sparse:
+                    self._note_changes([parameter], [cast(torch.Tensor, grad)])
                     handles[parameter] = self._submit_sparse(parameter, tensor), kept
                     continue
                 known = self._known_as(parameter, tensor)
             if known[2] != device:
                 device = known[2]
-                reduced, tensors, kept_all, prepared, addresses = by_device.setdefault(
-                    device, ([], [], [], [], [])
+                reduced, grads, tensors, kept_all, prepared, addresses = by_device.setdefault(
+                    device, ([], [], [], [], [], [])
                 )
             reduced.append(parameter)
+            grads.append(grad)
             tensors.append(tensor)
             kept_all.append(kept)
             prepared.append(known[3])
             addresses.append(tensor.data_ptr())
-        for device, (reduced, tensors, kept_all, prepared, addresses) in by_device.items():
+        for device, parts in by_device.items():
+            reduced, grads, tensors, kept_all, prepared, addresses = parts
+            self._note_changes(reduced, grads)
             batch = _start(device, prepared, addresses, tensors)
             self._batches.append((batch, reduced, kept_all))
             # The refused gradient and those after it have no handle.
@@ -135,9 +154,13 @@ class Reducer:
         """Submit the dense gradients of a group as one operation, and each sparse one by itself."""
         packed = [(parameter, *self._pack(parameter)) for parameter in group]
         dense = [member for member in packed if not member[1].is_sparse]
+        self._note_changes(group, [cast(torch.Tensor, p.grad) for p in group])
         handle: Handle = list  # for a group without dense gradients
         if dense:
             call = self._call(self._names[group[0]])
+            if len(dense) < len(packed):
+                apart = [self._names[p] for p, tensor, _ in packed if tensor.is_sparse]
+                call = call._replace(layout=f"a group without {', '.join(apart)}, which is sparse")
             tensors = [tensor for _, tensor, _ in dense]
             operation = submit(ADAPTER, _ALLREDUCE, tensors, call, grouped=True, in_place=True)
             self._groups.append((operation, dense))
@@ -147,7 +170,9 @@ class Reducer:
         handles[group] = handle, [kept for _, _, kept in dense]
         for parameter, tensor, kept in packed:
             if tensor.is_sparse:
-                handles[parameter] = self._submit_sparse(parameter, tensor), kept
+                # The group may have the name of this parameter.
+                end = self._submit_sparse(parameter, tensor, ".sparse")
+                handles[parameter] = end, kept
 
     def submit_buckets(self, buckets: Sequence[Bucket], handles: Handles) -> None:
         """Submit the in-place reductions of buckets. Raises as :meth:`submit` does."""
@@ -166,6 +191,7 @@ class Reducer:
                 for parameter in bucket:
                     handles.pop(parameter, None)
                 handles[bucket] = number, None
+                self._note_changes(bucket, [cast(torch.Tensor, p.grad) for p in bucket])
             if batch.refused is not None:
                 raise batch.refused
 
@@ -173,50 +199,98 @@ class Reducer:
         """Wait for all submitted reductions, and store the results in the gradients.
 
         Raises HorovodInternalError if a reduction failed; the gradients are then undefined."""
-        failures = [batch.wait() for batch, _, _ in self._batches]
-        totals = []
-        # Wait for all of them even if one fails: no buffer may be in use later.
-        for operation, _ in self._groups:
-            with _collecting(failures):
-                synchronize(operation.number)
-        for parameter, end in self._sparse:
-            with _collecting(failures):
-                totals.append((parameter, end()))
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        self._changes.warn()
+        failed = self._wait()
+        again = [parameter for parameter, failure in failed if is_layout_mismatch(failure)]
+        if again and len(again) == len(failed) and all(p is not None for p in again):
+            # Some ranks had no gradient and have sent dense zeros, while those of the others were sparse. All ranks
+            # have got the same failures, so all of them repeat the same reductions.
+            failed = self._reduce_again(cast(list[torch.Tensor], again))
+        for _, failure in failed:
+            raise failure
         for batch, parameters, kept_all in self._batches:
             done = zip(parameters, batch.tensors, kept_all, strict=False)
-            for parameter, tensor, kept in done:
-                if not (self._casts_only and tensor is parameter.grad):
+            for index, (parameter, tensor, kept) in enumerate(done):
+                is_in_place = self._casts_only and tensor is parameter.grad
+                if not is_in_place and index not in batch.failures:
                     self._take(parameter, tensor, kept)
         for _, members in self._groups:
             for member in members:
                 self._take(*member)
-        for parameter, total in totals:
-            parameter.grad = total
+        for parameter, end in self._sparse:
+            parameter.grad = end()
+
+    def _wait(self) -> list[tuple[torch.Tensor | None, Exception]]:
+        """Wait for all submitted reductions, even if one fails: no buffer may be in use later. Returns the failures,
+        each with its parameter, or with None if it concerns several."""
+        failed: list[tuple[torch.Tensor | None, Exception]] = []
+        for batch, parameters, _ in self._batches:
+            failure = batch.wait()
+            if failure is not None and not batch.failures:
+                failed.append((None, failure))
+            failed += [
+                (parameters[i] if parameters else None, e) for i, e in batch.failures.items()
+            ]
+        for operation, _ in self._groups:
+            with _collecting(failed, None):
+                synchronize(operation.number)
+        for parameter, end in self._sparse:
+            with _collecting(failed, parameter):
+                end()
+        return failed
+
+    def _reduce_again(
+        self, parameters: Sequence[torch.Tensor]
+    ) -> list[tuple[torch.Tensor | None, Exception]]:
+        """Repeat the failed reductions of these parameters, with sparse zeros where this rank has no gradient."""
+        repeated = set(parameters)
+        batches, gathered = self._batches, [of for of in self._sparse if of[0] not in repeated]
+        self._batches, self._sparse = [], []
+        missing = self._missing & repeated
+        self.expect_sparse(missing)
+        for parameter in missing:
+            parameter.grad = None
+        self.submit(parameters, {})
+        failed = self._wait()
+        self._batches, self._sparse = batches + self._batches, gathered + self._sparse
+        return failed
 
     def forget(self) -> None:
         """Forget all submitted reductions. The context keeps the tensors of those that are in flight."""
         self._batches.clear()
         self._groups.clear()
         self._sparse.clear()
+        self._missing.clear()
+        self._changes.forget()
+
+    def _note_changes(self, parameters: Sequence[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        """The gradients of these parameters are submitted now; the program must not change them."""
+        self._changes.note(parameters, grads)
 
     def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to send for a gradient, and the context for decompression. No gradient counts as zeros."""
+        """The tensor to send for a gradient, and the context for decompression. No gradient counts as zeros, which are
+        sparse if the parameter's latest gradient was."""
         grad = parameter.grad
         if grad is None:
-            grad = parameter.grad = torch.zeros_like(parameter)
+            grad = parameter.grad = self._zeros(parameter)
         grad = grad.detach() if grad.requires_grad else grad
         if grad.is_sparse:
+            self._sparse_dims[parameter] = grad.sparse_dim()
             if not self._sparse_as_dense:
                 return grad, None
             grad = grad.to_dense()
         tensor, kept = self._compress(grad)
         # A gradient in channels_last order is copied, since the order on other ranks may differ.
-        if not _plain(tensor):
+        if not is_plain(tensor) or tensor.requires_grad:
             tensor, *_ = ADAPTER.describe(tensor.detach(), in_place=False)
         return tensor, kept
+
+    def _zeros(self, parameter: torch.Tensor) -> torch.Tensor:
+        sparse_dim = self._sparse_dims.get(parameter)
+        if sparse_dim is not None:
+            return sparse.zeros(parameter, sparse_dim)
+        self._missing.add(parameter)
+        return torch.zeros_like(parameter)
 
     def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if not self._compresses or is_cast_by_core(self._compression, tensor):
@@ -240,9 +314,10 @@ class Reducer:
             grad.copy_(tensor)
 
     def _submit_sparse(
-        self, parameter: torch.Tensor, tensor: torch.Tensor
+        self, parameter: torch.Tensor, tensor: torch.Tensor, suffix: str = ""
     ) -> Callable[[], torch.Tensor]:
-        end = sparse_allreduce_async(tensor, self._names[parameter], self._op, self._process_set)
+        name = self._names[parameter] + suffix
+        end = sparse_allreduce_async(tensor, name, self._op, self._process_set)
         self._sparse.append((parameter, end))
         return end
 
@@ -262,15 +337,6 @@ def _start(
     return Batch(prepared, addresses, tensors, stream)
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory of the tensor can be sent without a copy."""
-    return (
-        not tensor.is_sparse
-        and tensor.is_contiguous()
-        and not (tensor.requires_grad or tensor.is_neg())
-    )
-
-
 def _method(compression: Any, name: str) -> Any:
     """A method of a compressor as a plain function, for comparison with those of known classes."""
     method = getattr(compression, name, None)
@@ -278,8 +344,10 @@ def _method(compression: Any, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _collecting(failures: list[Exception | None]) -> Iterator[None]:
+def _collecting(
+    failed: list[tuple[torch.Tensor | None, Exception]], parameter: torch.Tensor | None
+) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failures.append(error)
+        failed.append((parameter, error))

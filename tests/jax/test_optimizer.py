@@ -232,9 +232,11 @@ def test_ranks_outside_of_the_set_keep_gradients(ranks):
 
 
 def test_invalid_arguments_raise():
+    sparse = pytest.importorskip("jax.experimental.sparse")
     adam = optax.adam(1e-3)
-    with pytest.raises(TypeError, match="an optimizer of optax"):
-        hvd.DistributedOptimizer(0.1)
+    for wrong, text in ((0.1, "float"), (None, "None"), (optax.adam, "function")):
+        with pytest.raises(TypeError, match=f"takes an optimizer of optax, got {text}"):
+            hvd.DistributedOptimizer(wrong)
     with pytest.raises(TypeError, match=r"MultiSteps.*; wrap the optimizer inside of it"):
         hvd.DistributedOptimizer(optax.MultiSteps(adam, 2))
     with pytest.raises(TypeError, match="compression= takes Compression"):
@@ -253,5 +255,13 @@ def test_invalid_arguments_raise():
             ValueError, match=r"groups names \['x'\], but the gradients are \['w'\]"
         ):
             wrong.update({"w": jnp.ones(2)}, wrong.init({"w": jnp.ones(2)}))
+        # The leaves of a sparse gradient are its values and its indices.
+        table = {"w": sparse.BCOO.fromdense(jnp.eye(3))}
+        right = hvd.DistributedOptimizer(adam)
+        with pytest.raises(TypeError, match=r"got a BCOO of shape \(3, 3\); use its todense"):
+            right.update(table, right.init({"w": jnp.ones([3, 3])}))
+        for function in (hvd.allreduce, hvd.allgather, jax.jit(hvd.allreduce)):
+            with pytest.raises(TypeError, match=r"all[a-z]+ takes dense arrays, got a BCOO"):
+                function(table)
     finally:
         hvd.shutdown()

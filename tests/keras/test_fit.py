@@ -254,8 +254,14 @@ def check_steps_without_fit():
     assert isinstance(optimizer, keras.optimizers.SGD)
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(optimizer)
-    with pytest.raises(ValueError, match="takes a Keras optimizer"):
-        hvd.DistributedOptimizer(keras.optimizers.SGD)
+    for wrong, text in (
+        (keras.optimizers.SGD, "the class SGD; pass"),
+        (None, "None"),
+        (keras.Sequential(), "Sequential"),
+    ):
+        with pytest.raises(ValueError, match=f"takes a Keras optimizer, got {text}") as caught:
+            hvd.DistributedOptimizer(wrong)
+        assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="groups"):
         hvd.DistributedOptimizer(sgd(), groups=0)
     with pytest.raises(ValueError, match="op=Average only"):

@@ -116,8 +116,14 @@ def check_refusals():
     ):
         with pytest.raises(ValueError, match=text):
             make(**options)
-    with pytest.raises(ValueError, match="got dict"):
-        hvd.DistributedOptimizer({})
+    for wrong, text in (
+        ({}, "dict"),
+        (None, "None"),
+        (tf.keras.optimizers.SGD, "the class SGD; pass"),
+    ):
+        with pytest.raises(ValueError, match=f"takes an optimizer of .*, got {text}") as caught:
+            hvd.DistributedOptimizer(wrong)
+        assert "\n" not in str(caught.value)
 
 
 def test_invalid_arguments_raise(pool):

@@ -121,6 +121,41 @@ def test_broadcast_optimizer_state(ranks, root, others, wrap):
     ranks.run(check_state, root, others, wrap)
 
 
+class Counted(torch.optim.SGD):
+    """Has state that belongs to no parameter, as MADGRAD, LARS and others have."""
+
+    def step(self, closure=None):
+        self.state["k"] = self.state.get("k", torch.tensor([0])) + 1
+        self.state["past"] = {"steps": [int(self.state["k"])]}
+        return super().step(closure)
+
+
+def check_own_state():
+    root = hvd.size() - 1
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = Counted(table.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3 if hvd.rank() == root else 1):
+        optimizer.zero_grad()
+        table(torch.tensor([hvd.rank()])).sum().backward()
+        optimizer.step()
+    if hvd.rank() != root:
+        optimizer.state["only here"] = 1
+    hvd.broadcast_optimizer_state(optimizer, root)
+    assert optimizer.state["k"].tolist() == [3]
+    assert optimizer.state["past"] == {"steps": [3]}
+    assert "only here" not in optimizer.state
+    momentum = optimizer.state[table.weight]["momentum_buffer"]
+    assert momentum.is_sparse
+    same_everywhere(momentum.to_dense())
+    assert momentum.to_dense()[root].abs().sum() > 0
+    optimizer.step()
+    assert optimizer.state["k"].tolist() == [4]
+
+
+def test_state_under_names_and_sparse_state_are_broadcast(ranks):
+    ranks.run(check_own_state)
+
+
 def check_lbfgs():
     model = network(0)
     with pytest.raises(ValueError, match="LBFGS"):

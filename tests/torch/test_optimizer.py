@@ -267,6 +267,20 @@ def check_refusals():
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))
+    for wrong, text in [
+        (None, "got None"),
+        (model, "got Model"),
+        (model.named_parameters(), "got generator"),
+        (torch.optim.SGD, "the class SGD; pass an object of it"),
+    ]:
+        with pytest.raises(TypeError, match=f"takes a torch.optim.Optimizer, .*{text}") as caught:
+            hvd.DistributedOptimizer(wrong)
+        assert "\n" not in str(caught.value)
+        with pytest.raises(
+            (TypeError, ValueError), match="broadcast_optimizer_state takes"
+        ) as caught:
+            hvd.broadcast_optimizer_state(wrong, 0)
+        assert "\n" not in str(caught.value)
 
 
 CHECKS = [

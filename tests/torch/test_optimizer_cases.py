@@ -59,6 +59,45 @@ def check_sparse_in_group():
         del optimizer
 
 
+def check_conjugates_and_negatives():
+    """Gradients that PyTorch conjugates or negates only when they are read, on one rank or on all."""
+    rank, size = hvd.rank(), hvd.size()
+    c = torch.tensor([[1 + 2j, -3 - 1j], [0.5 - 4j, 2j]])
+    options = [
+        {},
+        {"groups": 1},
+        {"compression": hvd.Compression.fp16},
+        {"backward_passes_per_step": 2},
+        {"op": hvd.Sum},
+        {"gradient_as_bucket_view": True},
+    ]
+    for each in options:
+        in_buckets = each.get("gradient_as_bucket_view", False)
+        passes = each.get("backward_passes_per_step", 1)
+        z = torch.nn.Parameter(torch.zeros_like(c), requires_grad=not in_buckets)
+        x = torch.nn.Parameter(torch.zeros(2, 2))
+        if rank == 0:
+            x.register_hook(lambda grad: torch._neg_view(-grad))
+        named = [("x", x)] if in_buckets else [("z", z), ("x", x)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([p for _, p in named], lr=1.0), named, **each
+        )
+        for _ in range(passes):
+            # The bits are set on rank 0 only.
+            if z.requires_grad:
+                ((z.conj() if rank == 0 else z) * c).sum().real.backward()
+            (x * c.imag).sum().backward()
+        assert passes > 1 or in_buckets or z.grad.is_conj() == (rank == 0)
+        assert passes > 1 or in_buckets or x.grad.is_neg() == (rank == 0)
+        optimizer.step()
+        share = passes if optimizer.op == hvd.Sum else passes / size
+        expected = -share * (c + (size - 1) * c.conj()).resolve_conj()
+        if z.requires_grad:
+            torch.testing.assert_close(z.detach().resolve_conj(), expected)
+        torch.testing.assert_close(x.detach(), -share * size * c.imag)
+        del optimizer
+
+
 def check_channels_last():
     """The memory order of convolutions' gradients is channels_last on some ranks only."""
     torch.manual_seed(0)
@@ -182,6 +221,7 @@ def check_create_graph():
 
 CHECKS = [
     check_sparse_in_group,
+    check_conjugates_and_negatives,
     check_channels_last,
     check_shared_state,
     check_custom_optimizer,

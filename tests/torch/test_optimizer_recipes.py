@@ -1,6 +1,9 @@
 """Uses of DistributedOptimizer in programs: local accumulation, clipping, AMP, bfloat16, torch.compile."""
 
+import contextlib
+import copy
 import inspect
+import pickle
 import warnings
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import horoplug.torch as hvd
+from tests.harness import ROOT
 from tests.harness.support import ranks_fixture
 from tests.harness.training import CLOSE, Model, batches, equal, joined, loss, train, wrapped
 
@@ -180,6 +184,73 @@ def check_two_optimizers():
         for optimizer in halves:
             optimizer.step()
     equal(model, joined(3), **CLOSE)
+
+
+def documented(heading):
+    """The first program in docs/pytorch.md after a line that contains these words."""
+    text = (ROOT / "docs/pytorch.md").read_text().split(heading)[1]
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def check_documented_gan():
+    size, rank = hvd.size(), hvd.rank()
+    random = torch.Generator().manual_seed(5)
+    everything = torch.randn(4, 2, size, 3, 4, generator=random)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    state = {
+        "hvd": hvd,
+        "torch": torch,
+        "loss": lambda logits, value: loss(logits, torch.full_like(logits, value)),
+    }
+
+    def models():
+        torch.manual_seed(2)
+        tanh = torch.nn.Tanh()
+        generator = torch.nn.Sequential(torch.nn.Linear(4, 5), tanh, torch.nn.Linear(5, 4))
+        return {"generator": generator, "discriminator": torch.nn.Linear(4, 1)}
+
+    program = documented("## Two optimizers on one model")
+    mine, alone = models(), models()
+    exec(program, state | mine | {"batches": [b[:, rank] for b in everything]})
+
+    class OneRank:
+        @staticmethod
+        def DistributedOptimizer(optimizer, named_parameters):
+            optimizer.no_sync = contextlib.nullcontext
+            return optimizer
+
+    whole = [b.flatten(1, 2) for b in everything]
+    exec(program, state | alone | {"hvd": OneRank, "batches": whole})
+    for name, model in mine.items():
+        equal(model, alone[name], rtol=1e-3, atol=1e-5)
+    if size > 1:
+        wrong = program.replace("with d_optimizer.no_sync():", "if True:")
+        with pytest.raises(AssertionError, match=r"zero_grad\(\) was called between"):
+            exec(wrong, state | models() | {"batches": [b[:, rank] for b in everything]})
+
+
+def check_documented_allgather():
+    size, rank = hvd.size(), hvd.rank()
+    program = documented("Gradients follow Horovod's rules")
+    x = torch.randn(size, 3, 4, generator=torch.Generator().manual_seed(6))
+
+    def contrast(features, gathered, r):
+        return torch.logsumexp(features @ gathered.t(), 1).mean() * (r + 1)
+
+    model, alone = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    alone.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    state = {"hvd": hvd, "features": model(x[rank])}
+    exec(program, state)
+    contrast(state["features"], state["gathered"], rank).backward()
+    optimizer.step()
+    gathered = alone(x.flatten(0, 1))
+    losses = [contrast(alone(x[r]), gathered, r) for r in range(size)]
+    (sum(losses) / size).backward()
+    torch.optim.SGD(alone.parameters(), lr=1.0).step()
+    equal(model, alone, rtol=1e-4, atol=1e-5)
 
 
 def check_failed_backward():
@@ -457,6 +528,92 @@ def check_amp():
     equal(model, alone, rtol=1e-2, atol=1e-3)
 
 
+def check_early_changes(options):
+    """A program that changes gradients while they are reduced is told once, and what to call."""
+
+    def clip(model, optimizer, scaler):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+    def clip_values(model, optimizer, scaler):
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        optimizer.step()
+
+    def multiply(model, optimizer, scaler):
+        with torch.no_grad():
+            model[2].bias.grad *= 2
+        optimizer.step()
+
+    def unscale(model, optimizer, scaler):
+        scaler.step(optimizer)
+        scaler.update()
+
+    def in_time(model, optimizer, scaler):
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+
+    def step(model, optimizer, scaler):
+        optimizer.step()
+
+    for change in (clip, clip_values, multiply, unscale, in_time, step):
+        is_early = change not in (in_time, step)
+        layers = Model()
+        # All parameters are used, so that all gradients are submitted in backward.
+        model = torch.nn.Sequential(layers.first, torch.nn.Tanh(), layers.second)
+        # With fused=True the scaler does not unscale, but it looks for infinite gradients too early.
+        fused = {"fused": not options}
+        optimizer = wrapped(model, kind=torch.optim.AdamW, options=fused, **options)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        scaler = torch.amp.GradScaler("cpu")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                scaler.scale(loss(model, batches(1)[0][hvd.rank()])).backward()
+                change(model, optimizer, scaler)
+                # In buckets, gradients stay where they are from one step to the next.
+                optimizer.zero_grad(set_to_none=not options)
+        texts = [str(w.message) for w in seen if "optimizer.synchronize()" in str(w.message)]
+        assert len(texts) == (1 if is_early and hvd.size() > 1 else 0), (change, seen)
+        for text in texts:
+            assert "changed between backward() and step()" in text
+            assert "\n" not in text
+            assert change is not multiply or "gradient of 2.bias" in text
+        del optimizer
+
+
+def check_early_changes_everywhere():
+    for options in ({}, {"groups": 2}, {"gradient_as_bucket_view": True}):
+        check_early_changes(options)
+
+
+def check_copies():
+    """A copy of a model and its optimizer trains as the original does, and independently of it."""
+    for options in ({}, {"groups": 2}, {"gradient_as_bucket_view": True}, {"op": hvd.Adasum}):
+        if options.get("op") == hvd.Adasum and hvd.size() == 3:
+            continue
+        model = Model()
+        groups = [[model.first.weight, model.second.bias]] if options == {"groups": 2} else None
+        optimizer = wrapped(model, **(options | ({"groups": groups} if groups else {})))
+        train(optimizer, model, 2)
+        start = [p.detach().clone() for p in model.parameters()]
+        twin, copied = copy.deepcopy((model, optimizer))
+        assert type(copied) is type(optimizer)
+        assert copied.param_groups[0]["params"][0] is twin.first.weight
+        train(copied, twin, 2)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), start, strict=True))
+        train(optimizer, model, 2)
+        equal(twin, model, rtol=0, atol=0)
+        for refused_copy in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match=r"state_dict\(\).*copy.deepcopy") as caught:
+                refused_copy(optimizer)
+            assert "\n" not in str(caught.value)
+        del optimizer, copied
+
+
 def check_broadcast_of_new_optimizer():
     """Broadcasting an optimizer without state makes gradients zero, except those of frozen parameters."""
     model = Model()
@@ -509,6 +666,8 @@ CHECKS = [
     check_overlap,
     check_handles,
     check_two_optimizers,
+    check_documented_gan,
+    check_documented_allgather,
     check_failed_backward,
     check_checkpointing,
     check_requires_grad_changes,
@@ -520,6 +679,8 @@ CHECKS = [
     check_own_compression,
     check_clipping_warns_once,
     check_amp,
+    check_early_changes_everywhere,
+    check_copies,
     check_broadcast_of_new_optimizer,
 ]
 
