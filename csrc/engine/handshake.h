@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/lost_time.h"
 #include "controller/messages/messages.h"
 #include "controller/state/topology.h"
 #include "engine/options.h"
@@ -40,8 +41,8 @@ class Handshake {
   void receive_introduced(int from);
   // Throws Error(HP_TIMEOUT) if it has taken too long.
   void check_deadline(double now) const;
-  // This process has stood still for `seconds`, which are not held against the peers.
-  void excuse(double seconds) { started_at_ += seconds; }
+  // Time that is not held against the peers.
+  void excuse(const LostTime& lost) { lost.extend(started_at_); }
 
  private:
   void advance();

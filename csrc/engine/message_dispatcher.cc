@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "base/time.h"
+
 namespace horoplug {
 namespace {
 
@@ -101,8 +103,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       break;
     }
     case MessageKind::kInspectionRequest:
-      reader.expect_end();
-      stalls_.request();
+      stalls_.request(steady_now() - decode_inspection_request(reader));
       break;
     case MessageKind::kInspection:
       stalls_.receive(from, decode_inspection(reader));

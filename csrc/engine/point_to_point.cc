@@ -462,8 +462,9 @@ void PointToPoint::note_progress(double now, const std::vector<bool>& moved) {
   }
 }
 
-void PointToPoint::excuse(double seconds) {
-  for (Transfer& transfer : transfers_) transfer.last_progress += seconds;
+void PointToPoint::excuse(const LostTime& lost) {
+  for (Transfer& transfer : transfers_) lost.extend(transfer.last_progress);
+  for (const auto& [ticket, operation] : waiting_) lost.extend(operation->pending_since);
 }
 
 std::optional<PointToPoint::Standstill> PointToPoint::longest_standstill() const {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lost_time.h"
 #include "collectives/comm.h"
 #include "collectives/point_to_point.h"
 #include "controller/point_to_point_matcher.h"
@@ -72,8 +73,8 @@ class PointToPoint {
   // transfers, behind which theirs is queued. A transfer that has not begun waits for those that
   // have.
   void note_progress(double now, const std::vector<bool>& moved);
-  // Adds time that is not held against the peers.
-  void excuse(double seconds);
+  // Time that is not held against the peers.
+  void excuse(const LostTime& lost);
   struct Standstill {
     const Operation& operation;
     int peer;

@@ -173,7 +173,7 @@ void ProcessSetRegistry::submit_release(std::uint32_t number, double now) {
   if (all.negotiator.closed() || all.negotiator.joined()) return;
   const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members, {number, 1});
   release->name = "release process set " + std::to_string(number);
-  release->submitted_at = now;
+  release->submitted_at = release->pending_since = now;
   releases_[number] = release;
   all.pending.emplace(release->name, release);
   all.negotiator.submit(release->name, release->signature);

@@ -13,7 +13,7 @@ namespace horoplug {
 
 void Scheduler::accept(const OperationPtr& operation) {
   ProcessSet* const set = parts_.registry.find(operation->members->set);
-  parts_.activity.last_event = steady_now();
+  operation->pending_since = parts_.activity.last_event = steady_now();
   if (set == nullptr) {
     parts_.completion.end(operation, {HP_INVALID_ARGUMENT, "the process set was removed"});
     return;
@@ -198,6 +198,8 @@ void Scheduler::withdraw(ProcessSet& set, const Negotiator::Decision& decision) 
   parts_.tracing.ended(*withdrawn);
   for (const OperationPtr& operation : withdrawn->operations) {
     operation->outcomes.clear();
+    // Until then, it may have waited for batches before it.
+    operation->pending_since = std::max(operation->pending_since, set.last_progress);
     set.pending.emplace(operation->name, operation);
   }
 }

@@ -98,14 +98,14 @@ bool Shutdown::advance(double now) {
 bool Shutdown::is_everything_done(double now) {
   // The memory of tensors must stay while the GPU may use it.
   parts_.transfers.check_gpus(now);
-  if (parts_.gpu.is_busy()) return false;
-  if (!parts_.point_to_point.idle()) return false;
-  bool agreed = true;
+  bool agreed = true, busy = parts_.gpu.is_busy() || !parts_.point_to_point.idle();
   for (const auto& [id, set] : parts_.registry.sets()) {
-    if (!set->executor.idle()) return false;  // the watchdog limits how long
+    busy |= !set->executor.idle();
     agreed &= set->negotiator.closed();
   }
-  if (agreed) return true;
+  // The watchdog limits how long; the peers' time to agree begins afterwards.
+  if (busy) since_ = now;
+  if (busy || agreed) return !busy;
   if (now - since_ < kGoodbyeSeconds) return false;
   // The peers must not wait for this rank either.
   throw Error(HP_SHUT_DOWN, "rank " + std::to_string(parts_.config.rank) + " has shut down");

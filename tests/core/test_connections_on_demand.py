@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
-from horoplug.rendezvous.connections.neighbours import neighbours
 from tests.harness.checks.errors import errors_of_survivors, internal
+from tests.harness.on_demand import ON_DEMAND, strangers
 from tests.harness.support import (
     NO_LIMITS,
     Ranks,
@@ -26,19 +26,6 @@ from tests.harness.support import (
 pytest_plugins = ["tests.harness.jobs"]
 
 HOSTS = ["aabbccd", "abcabcab", "abcdefghijk"]
-ON_DEMAND = {"HOROPLUG_CONNECT_ALL": "0"}
-
-
-def strangers(hosts):
-    """The pairs of ranks on different hosts that are not neighbours."""
-    size = len(hosts)
-    numbers = [sorted(set(hosts)).index(host) for host in hosts]
-    return [
-        (a, b)
-        for a in range(size)
-        for b in range(a + 1, size)
-        if hosts[a] != hosts[b] and b not in neighbours(a, numbers)
-    ]
 
 
 def descriptors(kind):

@@ -8,12 +8,27 @@ import socket
 import struct
 import threading
 
+from horoplug.rendezvous.connections.neighbours import neighbours
 from horoplug.rendezvous.connections.on_demand import ConnectionService
 from horoplug.rendezvous.connections.peer_connection import Identity
 from horoplug.rendezvous.connections.sockets import tcp_listener
 
+ON_DEMAND = {"HOROPLUG_CONNECT_ALL": "0"}
+"""Variables of a job in which a rank is connected with its host and its neighbours only."""
 SECRET = secrets.token_bytes(32)
 NEVER = 600.0  # seconds: longer than any test
+
+
+def strangers(hosts):
+    """The pairs of ranks on different hosts that are not neighbours."""
+    size = len(hosts)
+    numbers = [sorted(set(hosts)).index(host) for host in hosts]
+    return [
+        (a, b)
+        for a in range(size)
+        for b in range(a + 1, size)
+        if hosts[a] != hosts[b] and b not in neighbours(a, numbers)
+    ]
 
 
 class RecordingEngine:

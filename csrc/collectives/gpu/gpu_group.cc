@@ -216,8 +216,8 @@ double GpuGroup::standstill(double now) {
   return first.seen < 0 ? 0 : now - first.seen;
 }
 
-void GpuGroup::excuse(double seconds) {
-  if (!under_way_.empty() && under_way_.front().seen >= 0) under_way_.front().seen += seconds;
+void GpuGroup::excuse(const LostTime& lost) {
+  if (!under_way_.empty() && under_way_.front().seen >= 0) lost.extend(under_way_.front().seen);
 }
 
 void GpuGroup::check() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lost_time.h"
 #include "base/task.h"
 #include "collectives/comm.h"
 #include "device/cuda/runtime/ipc_peers.h"
@@ -72,8 +73,8 @@ class GpuGroup {
   double standstill(double now);
   // Describes that work.
   const std::string& next() const { return under_way_.front().what; }
-  // Resets the times after this process itself was suspended.
-  void excuse(double seconds);
+  // Time that does not count for standstill().
+  void excuse(const LostTime& lost);
   // Whether there may be unfinished work.
   bool busy() const { return !under_way_.empty(); }
   // Whether the oldest work still waits for work in the framework's streams, which may take any

@@ -47,7 +47,17 @@ std::map<std::uint32_t, RankRanges> get_numbered_ranges(Reader& reader) {
 
 }  // namespace
 
-Bytes encode_inspection_request() { return begin_message(MessageKind::kInspectionRequest).take(); }
+Bytes encode_inspection_request(double age) {
+  Writer writer = begin_message(MessageKind::kInspectionRequest);
+  writer.put(age);
+  return writer.take();
+}
+
+double decode_inspection_request(Reader& reader) {
+  const double age = get_seconds(reader);
+  reader.expect_end();
+  return age;
+}
 
 Bytes encode(const InspectionQuestion& question) {
   Writer writer = begin_message(MessageKind::kInspection);

@@ -211,7 +211,8 @@ Bytes encode(std::uint32_t set, const Decisions& decisions);
 Bytes encode_leave(std::uint32_t set, int rank);
 Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
 Bytes encode_fail(std::uint32_t set, const Abort& failure);
-Bytes encode_inspection_request();
+// `age`: for how long the operation has waited.
+Bytes encode_inspection_request(double age);
 Bytes encode_wake_up();
 Bytes encode_ping();
 Bytes encode_pong();
@@ -232,6 +233,7 @@ struct Joined {
   int rank;
 };
 Joined decode_join(Reader& reader);
+double decode_inspection_request(Reader& reader);
 InspectionQuestion decode_inspection(Reader& reader);
 Report decode_report(Reader& reader);
 Abort decode_abort(Reader& reader);

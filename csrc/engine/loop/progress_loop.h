@@ -162,7 +162,7 @@ class ProgressLoop {
   static constexpr double kYieldSeconds = 500e-6;
 
   // Steps of the progress thread after which it looks at the clock if each of them did something.
-  static constexpr unsigned kBusySteps = 64;
+  static constexpr unsigned kBusySteps = 8;
 
   void run();
   void run_while_busy();

@@ -20,8 +20,8 @@ void Liveness::receive_pong(int from) {
   peers_[static_cast<std::size_t>(from)].owes_answer = false;
 }
 
-void Liveness::excuse(double seconds) {
-  for (Peer& peer : peers_) peer.asked_at += seconds;
+void Liveness::excuse(const LostTime& lost) {
+  for (Peer& peer : peers_) lost.extend(peer.asked_at);
 }
 
 std::vector<int> Liveness::silent(std::vector<int> ranks, double now, double patience) const {

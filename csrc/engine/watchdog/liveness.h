@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lost_time.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -21,8 +22,8 @@ class Liveness {
   // has answered, and `interval` seconds have passed since the last ping.
   void ask(const std::vector<int>& ranks, double now, double interval);
   void receive_pong(int from);
-  // This process has stood still for `seconds`, which are not held against the peers.
-  void excuse(double seconds);
+  // Time that is not held against the peers.
+  void excuse(const LostTime& lost);
 
   // Those of `ranks` that have owed an answer for `patience` seconds.
   std::vector<int> silent(std::vector<int> ranks, double now, double patience) const;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/time.h"
+#include "engine/watchdog/limits.h"
 
 namespace horoplug {
 namespace {
@@ -19,7 +20,7 @@ constexpr double kMostPatience = 5.0;
 double PlanDeadlines::patience(const ProcessSet& set, double now) const {
   if (set.negotiator.waits_in_plan()) {
     // Peers may be late for a good reason, which only negotiation finds out.
-    return std::fmin(kPatienceWithPeers, or_never(options_.data_timeout) / 4);
+    return std::fmin(kPatienceWithPeers, progress_limit(options_).seconds / 4);
   }
   if (!set.negotiator.held_up()) return kNever;
   const bool has_waiters =

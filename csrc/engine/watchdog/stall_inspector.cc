@@ -11,10 +11,9 @@
 namespace horoplug {
 namespace {
 
-constexpr const char* kGaveUp = "; giving up (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)";
-constexpr const char* kGaveUpOnOverdue =
-    "; giving up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set "
-    "the limit)";
+std::string gave_up(const Limit& limit) {
+  return std::string("; giving up (") + limit.set_by + ")";
+}
 
 // A send or recv with the other end. Every rank in the set may help a recv from any rank. Its name
 // has to be unique: an operation of one name that all ranks have submitted waits for nobody.
@@ -44,23 +43,19 @@ StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
       position_(position_in_job(config)),
       inspection_(position_) {}
 
-double StallInspector::overdue_time() const {
-  return std::fmin(or_never(config_.options.stall_shutdown_time),
-                   or_never(config_.options.operation_timeout));
-}
-
 double StallInspector::interval() const {
   const double first = std::fmin(std::fmin(or_never(config_.options.deadlock_time),
                                            or_never(config_.options.stall_check_time)),
-                                 overdue_time());
+                                 progress_limit(config_.options).seconds);
   return std::clamp(first / 2, 0.05, 30.0);
 }
 
 // A join waits for as long as the other ranks have data, which is no stall: it counts from the last
 // sign that they have.
 double StallInspector::waiting_since(const ProcessSet& set, const Operation& operation) {
-  return operation.signature.op == OpKind::kJoin ? std::fmax(operation.submitted_at, set.last_event)
-                                                 : operation.submitted_at;
+  return operation.signature.op == OpKind::kJoin
+             ? std::fmax(operation.pending_since, set.last_event)
+             : operation.pending_since;
 }
 
 double StallInspector::oldest_wait(double now) const {
@@ -72,7 +67,7 @@ double StallInspector::oldest_wait(double now) const {
     }
   }
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
-    oldest = std::fmin(oldest, operation->submitted_at);
+    oldest = std::fmin(oldest, operation->pending_since);
   }
   return std::isinf(oldest) ? 0 : now - oldest;
 }
@@ -80,16 +75,20 @@ double StallInspector::oldest_wait(double now) const {
 void StallInspector::check(double now) {
   if (peers_.any_departed()) return check_without_inspection(now);
   const double wait = oldest_wait(now);
-  if (wait >= interval()) requested_ = true;
-  if (requested_ && now >= next_at_) {
+  if (wait >= interval()) request(now - wait);
+  const double since = std::fmin(std::exchange(requested_since_, kNever), now);
+  // An operation that becomes overdue between two inspections does not wait for the second one.
+  const double overdue_at = since + overdue_time();
+  const bool is_overdue = now >= overdue_at && next_at_ - interval() < overdue_at;
+  if (requested_ && (now >= next_at_ || is_overdue)) {
     requested_ = false;
     next_at_ = now + interval();
     if (position_.is_root()) {
-      if (!inspection_.running()) begun_at_ = now;
+      if (!inspection_.running()) begun_at_ = silence_begins(since, now);
       inspection_.begin(std::fmax(0, config_.options.deadlock_time));
     } else {
-      mesh_.send_control(position_.parent, encode_inspection_request());
-      if (asked_parent_at_ == 0) asked_parent_at_ = now;
+      mesh_.send_control(position_.parent, encode_inspection_request(now - since));
+      if (asked_parent_at_ == 0) asked_parent_at_ = silence_begins(since, now);
     }
   } else if (now >= next_at_ + interval()) {
     asked_parent_at_ = 0;  // nobody waits any more
@@ -103,6 +102,14 @@ void StallInspector::check(double now) {
   }
 }
 
+// Since when ranks that do not answer count as silent: from the begin of the wait on, before which
+// nobody asked them anything, or from now on if they have answered during the wait.
+double StallInspector::silence_begins(double since, double now) const {
+  if (since <= heard_at_) return now;
+  // The first question follows an interval after that, or a little later. An answer has time.
+  return std::fmax(since, now - 1.5 * interval());
+}
+
 void StallInspector::run() {
   while (inspection_.wants_answer()) inspection_.answer(report_of_this_rank(steady_now()));
   for (auto& message : inspection_.take_outgoing()) {
@@ -110,6 +117,7 @@ void StallInspector::run() {
   }
   if (auto result = inspection_.take_result()) {
     begun_at_ = 0;
+    heard_at_ = steady_now();
     judge(*result, steady_now());
   }
 }
@@ -132,7 +140,7 @@ RankReport StallInspector::report_of_this_rank(double now) const {
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
     report.pending.push_back({.set = operation->members->set,
                               .name = name_of_transfer(*operation, config_.rank),
-                              .age = std::fmax(0, now - operation->submitted_at),
+                              .age = std::fmax(0, now - operation->pending_since),
                               .waited = handles_.waited_for(*operation, now),
                               .peer = operation->signature.root});
   }
@@ -148,7 +156,7 @@ void StallInspector::judge(const Report& report, double now) {
                         .finds_deadlocks = config_.options.deadlock_time >= 0,
                         .overdue_time = std::isinf(overdue) ? -1 : overdue});
   if (diagnosis.overdue) {
-    throw Error(HP_TIMEOUT, *diagnosis.overdue + kGaveUpOnOverdue);
+    throw Error(HP_TIMEOUT, *diagnosis.overdue + gave_up(operation_limit(config_.options)));
   }
   if (diagnosis.deadlock) return call_off(diagnosis, members);
   if (diagnosis.possible_deadlock) warn_of_deadlock(*diagnosis.possible_deadlock, now);
@@ -192,23 +200,26 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double
 // Ranks that have left do not report. What can still wait are sends and recvs, each for its peer:
 // it may take any time to submit its part, up to the limit of an operation, but has to answer.
 void StallInspector::check_without_inspection(double now) {
-  const double limit = or_never(config_.options.data_timeout);
+  const Limit progress = progress_limit(config_.options);
+  const double limit = progress.seconds;
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
     std::vector<int> ranks{operation->signature.root};
     if (ranks.front() == PointToPointMatcher::kAnyRank) ranks = operation->members->ranks;
     std::erase_if(ranks,
                   [&](int rank) { return rank == config_.rank || peers_.has_departed(rank); });
-    const double wait = now - operation->submitted_at;
-    const auto give_up = [&](const std::string& blamed, const char* text) {
+    const double wait = now - operation->pending_since;
+    const auto give_up = [&](const std::string& blamed, const Limit& passed) {
       throw Error(HP_TIMEOUT, name_of_transfer(*operation, config_.rank) +
                                   " has been waiting for " + blamed + " for " +
                                   describe_seconds(wait) + " (submitted by rank " +
-                                  std::to_string(config_.rank) + ")" + text);
+                                  std::to_string(config_.rank) + ")" + gave_up(passed));
     };
     if (wait >= limit / 2) liveness_.ask(ranks, now, limit / 4);
     const std::string silent = liveness_.describe_silent(ranks, now, limit / 4);
-    if (wait >= limit && !silent.empty()) give_up(silent, kGaveUp);
-    if (wait >= overdue_time()) give_up(describe_ranks(ranks), kGaveUpOnOverdue);
+    if (wait >= limit && !silent.empty()) give_up(silent, progress);
+    if (wait >= overdue_time()) {
+      give_up(describe_ranks(ranks), operation_limit(config_.options));
+    }
   }
 }
 
@@ -216,7 +227,8 @@ void StallInspector::check_without_inspection(double now) {
 // parent, which it then checks likewise.
 void StallInspector::check_parent(double now) {
   if (asked_parent_at_ == 0) return;
-  const double limit = or_never(config_.options.data_timeout);
+  const Limit progress = progress_limit(config_.options);
+  const double limit = progress.seconds;
   const double silence = now - asked_parent_at_;
   const std::vector<int> parent{position_.parent};
   if (silence >= limit / 2) liveness_.ask(parent, now, limit / 4);
@@ -224,31 +236,33 @@ void StallInspector::check_parent(double now) {
   const std::string silent = liveness_.describe_silent(parent, now, limit / 4);
   if (silent.empty()) return;
   throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(limit) +
-                              ", waiting for " + silent + kGaveUp);
+                              ", waiting for " + silent + gave_up(progress));
 }
 
 // Root: other ranks may not answer.
 void StallInspector::check_answers(double now) {
   if (begun_at_ == 0 || !inspection_.running()) return;
   const double silence = now - begun_at_;
-  const double transfer = or_never(config_.options.data_timeout);
-  const double limit =
-      std::fmin(std::fmin(or_never(config_.options.stall_check_time), transfer), overdue_time());
-  std::vector<int> ranks = inspection_.unanswered();
+  const Limit progress = progress_limit(config_.options);
+  const double limit = std::fmin(or_never(config_.options.stall_check_time), progress.seconds);
+  const std::vector<int> ranks = inspection_.unanswered();
   if (silence >= limit / 2) liveness_.ask(ranks, now, limit / 4);
   // The answers of the ranks below one that does not answer are missing, too.
-  std::vector<int> silent = liveness_.silent(ranks, now, limit / 4);
+  const std::vector<int> silent = liveness_.silent(ranks, now, limit / 4);
+  const std::vector<int>& blamed = silent.empty() ? ranks : silent;
+  const std::string text = describe_ranks(blamed) + " did not answer for " +
+                           describe_seconds(silence) + " while other ranks wait for an operation";
+  if (silence >= overdue_time()) {
+    throw Error(HP_TIMEOUT, text + gave_up(operation_limit(config_.options)));
+  }
   // Ranks that answer may take any time to submit an operation. One that is stopped has the limit
   // of a transfer, like one that stops while a batch runs.
-  if (silence >= transfer && !silent.empty()) {
-    throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(transfer) +
-                                ", waiting for " +
-                                liveness_.describe_silent(ranks, now, limit / 4) + kGaveUp);
+  if (silence >= progress.seconds && !silent.empty()) {
+    throw Error(HP_TIMEOUT, "an operation has been pending for " +
+                                describe_seconds(progress.seconds) + ", waiting for " +
+                                liveness_.describe_silent(ranks, now, limit / 4) +
+                                gave_up(progress));
   }
-  if (!silent.empty()) ranks = std::move(silent);
-  const std::string text = describe_ranks(ranks) + " did not answer for " +
-                           describe_seconds(silence) + " while other ranks wait for an operation";
-  if (silence >= overdue_time()) throw Error(HP_TIMEOUT, text + "; giving up");
   const double check = config_.options.stall_check_time;
   if (check < 0 || silence < check || now - last_silence_warning_ < check) return;
   last_silence_warning_ = now;

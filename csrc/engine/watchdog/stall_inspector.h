@@ -5,11 +5,14 @@
 // rank's operations and the links. Used by the thread that runs the loop.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "base/lost_time.h"
+#include "base/time.h"
 #include "controller/stalls/stall_diagnosis.h"
 #include "controller/stalls/stall_inspection.h"
 #include "engine/counters.h"
@@ -18,6 +21,7 @@
 #include "engine/peers.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
+#include "engine/watchdog/limits.h"
 #include "engine/watchdog/liveness.h"
 #include "transport/mesh.h"
 
@@ -37,9 +41,15 @@ class StallInspector {
   void run();
 
   // Messages. They throw WireError if the message cannot be right.
-  void request() { requested_ = true; }
+  //
+  // A rank below has an operation that has been pending since `since`.
+  void request(double since) {
+    requested_ = true;
+    requested_since_ = std::fmin(requested_since_, since);
+  }
   void receive(int from, InspectionQuestion question) {
     asked_parent_at_ = 0;
+    heard_at_ = steady_now();
     inspection_.receive(from, std::move(question));
   }
   void receive(int from, Report report) { inspection_.receive(from, std::move(report)); }
@@ -47,14 +57,16 @@ class StallInspector {
   bool running() const { return inspection_.running(); }
   // Seconds between two inspections while an operation waits.
   double interval() const;
-  // This process has stood still for `seconds`, which are not held against the peers.
-  void excuse(double seconds) {
-    if (begun_at_ > 0) begun_at_ += seconds;
-    if (asked_parent_at_ > 0) asked_parent_at_ += seconds;
+  // Time that is not held against the peers.
+  void excuse(const LostTime& lost) {
+    if (begun_at_ > 0) lost.extend(begun_at_);
+    if (asked_parent_at_ > 0) lost.extend(asked_parent_at_);
+    lost.extend(requested_since_);
   }
 
  private:
-  double overdue_time() const;
+  double overdue_time() const { return operation_limit(config_.options).seconds; }
+  double silence_begins(double since, double now) const;
   static double waiting_since(const ProcessSet& set, const Operation& operation);
   double oldest_wait(double now) const;
   RankReport report_of_this_rank(double now) const;
@@ -79,9 +91,15 @@ class StallInspector {
   const TreePosition position_;
   StallInspection inspection_;
   bool requested_ = false;
+  // The begin of the longest wait for which an inspection was requested since the last check: the
+  // wait may be over later.
+  double requested_since_ = kNever;
   double next_at_ = 0;
-  double begun_at_ = 0;  // 0: no inspection runs, or this rank is not the root
-  // When the parent was asked for an inspection that has not come; 0: it does not owe one.
+  // The root: all ranks have answered; other ranks: an inspection has come.
+  double heard_at_ = 0;
+  // Since when ranks owe the root an answer; 0: no inspection runs, or this rank is not the root.
+  double begun_at_ = 0;
+  // Since when the parent owes an inspection that it was asked for; 0: it owes none.
   double asked_parent_at_ = 0;
   double last_silence_warning_ = -1e9;
   double last_deadlock_warning_ = -kNever;

@@ -6,13 +6,10 @@
 #include "collectives/gpu/gpu_group.h"
 
 namespace horoplug {
-namespace {
 
-constexpr const char* kLimitIsSetBy = " (HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit)";
-
-}  // namespace
-
-double TransferDeadlines::limit() const { return or_never(config_.options.data_timeout); }
+std::string TransferDeadlines::limit_is_set_by() const {
+  return std::string(" (") + progress_limit(config_.options).set_by + ")";
+}
 
 void TransferDeadlines::check_transfers(double now) {
   mesh_.take_movement(movement_);
@@ -63,7 +60,7 @@ void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
   }
   throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal->describe()) +
                               " has made no progress for " + describe_seconds(limit()) +
-                              ", waiting for " + blamed + kLimitIsSetBy);
+                              ", waiting for " + blamed + limit_is_set_by());
 }
 
 void TransferDeadlines::check_point_to_point(double now) {
@@ -76,7 +73,7 @@ void TransferDeadlines::check_point_to_point(double now) {
   const std::string silent = liveness_.describe_silent(peer, now, patience());
   throw Error(HP_TIMEOUT, longest->operation.describe() + " has made no progress for " +
                               describe_seconds(limit()) + ", waiting for " +
-                              (silent.empty() ? describe_ranks(peer) : silent) + kLimitIsSetBy);
+                              (silent.empty() ? describe_ranks(peer) : silent) + limit_is_set_by());
 }
 
 // The ranks that may keep a set from going on.
@@ -116,15 +113,16 @@ void TransferDeadlines::check_gpus(double now) {
                                    : ", though all ranks answer that are connected with this one";
     throw Error(HP_TIMEOUT,
                 gpu->next() + " has not ended on the GPU for " + describe_seconds(limit()) +
-                    (silent.empty() ? answer : ", waiting for " + silent) + kLimitIsSetBy);
+                    (silent.empty() ? answer : ", waiting for " + silent) + limit_is_set_by());
   }
 }
 
-void TransferDeadlines::excuse(double seconds) {
-  point_to_point_.excuse(seconds);
+void TransferDeadlines::excuse(const LostTime& lost) {
+  point_to_point_.excuse(lost);
   for (const auto& [id, set] : registry_.sets()) {
-    set->last_progress += seconds;
-    if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(seconds);
+    lost.extend(set->last_progress);
+    for (const auto& [name, operation] : set->pending) lost.extend(operation->pending_since);
+    if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(lost);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "engine/options.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
+#include "engine/watchdog/limits.h"
 #include "engine/watchdog/liveness.h"
 #include "transport/mesh.h"
 
@@ -36,13 +37,14 @@ class TransferDeadlines {
   // half of it has, they begin to ask who answers.
   void check_transfers(double now);
   void check_gpus(double now);
-  // This process has stood still for `seconds`, which are not held against the peers.
-  void excuse(double seconds);
-
- private:
-  double limit() const;
+  // Time that is not held against the peers.
+  void excuse(const LostTime& lost);
   // How long a rank may owe the answer to a ping.
   double patience() const { return limit() / 4; }
+
+ private:
+  double limit() const { return progress_limit(config_.options).seconds; }
+  std::string limit_is_set_by() const;
   bool makes_progress(const ProcessSet& set) const;
   void check_batch(const ProcessSet& set, double now);
   void check_point_to_point(double now);

@@ -4,12 +4,18 @@
 #include <utility>
 
 namespace horoplug {
+namespace {
+
+// Seconds; a quarter of the shortest limit if that is less.
+constexpr double kLeastLostTime = 1.0;
+
+}  // namespace
 
 double Watchdog::interval() const { return std::fmin(stalls_.interval() / 4, 0.25); }
 
 void Watchdog::watch(double now) {
-  const double gap = now - std::exchange(last_watch_, now);
-  if (gap > 1.0) excuse(gap);
+  const LostTime lost{std::exchange(last_watch_, now) + interval(), now};
+  if (lost.seconds() > std::fmin(kLeastLostTime, transfers_.patience())) excuse(lost);
   if (lifecycle_.starting()) return handshake_.check_deadline(now);
   transfers_.check_transfers(now);
   transfers_.check_gpus(now);
@@ -19,12 +25,13 @@ void Watchdog::watch(double now) {
 }
 
 // This process was stopped, or starved of its processor. It must not hold the lost time against its
-// peers.
-void Watchdog::excuse(double seconds) {
-  liveness_.excuse(seconds);
-  transfers_.excuse(seconds);
-  stalls_.excuse(seconds);
-  if (lifecycle_.starting()) handshake_.excuse(seconds);
+// peers. An idle engine sleeps for as long, but waits for nothing meanwhile: what it waits for next
+// begins at the end of the sleep, and so keeps its whole limit and no more.
+void Watchdog::excuse(const LostTime& lost) {
+  liveness_.excuse(lost);
+  transfers_.excuse(lost);
+  stalls_.excuse(lost);
+  if (lifecycle_.starting()) handshake_.excuse(lost);
 }
 
 }  // namespace horoplug

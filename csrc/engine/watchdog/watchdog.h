@@ -26,13 +26,14 @@ class Watchdog {
         plans_(plans),
         last_watch_(now) {}
 
-  // Throws Error(HP_TIMEOUT) if the job has to be given up.
+  // Throws Error(HP_TIMEOUT) if the job has to be given up. While something may be late, an
+  // interval between two calls that is much longer than interval() was lost.
   void watch(double now);
   // How often watch() has to be called while something may be late, in seconds.
   double interval() const;
 
  private:
-  void excuse(double seconds);
+  void excuse(const LostTime& lost);
 
   const Lifecycle& lifecycle_;
   Handshake& handshake_;

@@ -103,7 +103,7 @@ std::vector<Bytes> valid_messages() {
           encode(Accept{300, {0, 7}}),
           encode(MessageKind::kReject, 7, {300, HP_MISMATCH, "why"}),
           encode(MessageKind::kCancel, 7, {300, HP_DEADLOCK, "why"}),
-          encode_inspection_request(),
+          encode_inspection_request(2.5),
           encode(InspectionQuestion{9, 2.5, true, {{0, "a"}, {2, "b"}}}),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),

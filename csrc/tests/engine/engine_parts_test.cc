@@ -53,7 +53,7 @@ TEST_CASE("the handshake is done when every peer has introduced itself") {
   const Status late = failure_of([&] { first.handshake.check_deadline(1000); });
   CHECK(late.code == HP_TIMEOUT);
   CHECK(mentions(late, {"no answer from rank 2"}));
-  first.handshake.excuse(990);
+  first.handshake.excuse({0, 990});
   first.handshake.check_deadline(1000);
   Starting third(*ranks[2]);
   pump(ranks);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <future>
 #include <thread>
 
@@ -61,7 +62,7 @@ struct Inspectors {
     Reader reader(message);
     switch (read_head(reader).kind) {
       case MessageKind::kInspectionRequest:
-        return inspector.request();
+        return inspector.request(steady_now() - decode_inspection_request(reader));
       case MessageKind::kInspection:
         return inspector.receive(from, decode_inspection(reader));
       case MessageKind::kReport:
@@ -74,7 +75,7 @@ struct Inspectors {
   OperationPtr pending(int rank, const std::string& name, double seconds) {
     EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
     OperationPtr operation = make_test_operation(name, static_cast<int>(ranks.size()));
-    operation->submitted_at = steady_now() - seconds;
+    operation->pending_since = steady_now() - seconds;
     parts.handles.add(operation);
     parts.registry.global().pending.emplace(name, operation);
     return operation;
@@ -82,6 +83,8 @@ struct Inspectors {
   const std::vector<std::unique_ptr<EngineParts>>& ranks;
   std::vector<std::unique_ptr<StallInspector>> inspectors;
 };
+
+constexpr double kSecondsToAnswer = 2.5;  // at a limit of 10 seconds
 
 ProcessSet& create_global_set(EngineParts& rank) {
   rank.registry.create_global({});
@@ -139,7 +142,7 @@ TEST_CASE("a liveness check pings all peers once and names those that do not ans
   CHECK(mentions({HP_OK, liveness.describe_silent({0, 1, 2, 3}, 104, 4)},
                  {"1", "3", "which do not"}));
   CHECK(liveness.describe_silent({0, 2}, 104, 4).empty());
-  liveness.excuse(5);  // this process stood still, and may not have seen the answers
+  liveness.excuse({101, 106});  // this process stood still, and may not have seen the answers
   CHECK(liveness.silent({1, 3}, 108, 4).empty());
 }
 
@@ -174,7 +177,7 @@ TEST_CASE(
   CHECK(!job.inspectors[0]->running());
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"stalled: ", "'x'", "ranks 0, 2"}));
   const std::size_t lines = ranks[0]->logged.size();
-  job.inspectors[0]->request();
+  job.inspectors[0]->request(now);
   job.inspectors[0]->check(now + 6);
   job.run();
   CHECK(!job.inspectors[0]->running());
@@ -204,6 +207,10 @@ TEST_CASE("a rank that does not answer the root is named, and excused time does 
   job.pending(0, "x", 20);
   StallInspector& root = *job.inspectors[0];
   const double now = steady_now();
+  root.check(now - 6);
+  job.run();  // All ranks have answered once, so that a silence begins with the next question.
+  CHECK(!root.running());
+  for (const int peer : {1, 2}) ranks[0]->liveness.receive_pong(peer);
   root.check(now);
   job.run(2);
   CHECK(root.running());
@@ -214,7 +221,7 @@ TEST_CASE("a rank that does not answer the root is named, and excused time does 
   };
   root.check(now + 4);
   CHECK(!was_pinged(2));
-  root.excuse(3);
+  root.excuse({now + 4, now + 7});
   root.check(now + 7);
   CHECK(!was_pinged(2));
   root.check(now + 9);
@@ -223,6 +230,32 @@ TEST_CASE("a rank that does not answer the root is named, and excused time does 
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"rank 2 did not answer for 11 s"}));
   const Status status = failure_of([&] { root.check(now + 104); });
   CHECK(status.code == HP_TIMEOUT);
+}
+
+TEST_CASE("a silence begins with the wait, also if another rank waits and passes its request on") {
+  EngineOptions options;
+  options.data_timeout = 10;
+  options.deadlock_time = -1;
+  options.stall_check_time = -1;
+  for (const double waited : {5.0, 6.5, 400.0}) {
+    CAPTURE(waited);
+    const auto ranks = make_parts(3, options);
+    Inspectors job(ranks);
+    job.pending(1, "x", waited);
+    StallInspector& root = *job.inspectors[0];
+    const double now = steady_now();
+    CHECK(root.interval() == 5);
+    job.inspectors[1]->check(now);
+    job.run(2);
+    root.check(now);
+    job.run(2);
+    CHECK(root.running());
+    // A rank has a quarter of the limit for its answer even if the question comes late.
+    const double left = std::fmax(kSecondsToAnswer, 10 - waited);
+    for (double later = 0.1; later < left - 0.1; later += 0.25) root.check(now + later);
+    const Status late = failure_of([&] { root.check(now + left + 0.1); });
+    CHECK(mentions(late, {"pending for 10 s, waiting for rank 2, which does not answer"}));
+  }
 }
 
 TEST_CASE("ranks that are blocked on each other's operations have them called off") {
@@ -345,13 +378,13 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
   };
   deadlines.check_transfers(104);
   CHECK(set.last_progress == 104);  // its data has left
-  deadlines.excuse(2);
+  deadlines.excuse({104, 106});
   deadlines.check_transfers(110);
   CHECK(pings() == 0);
   deadlines.check_transfers(112);  // half of the time has passed
   CHECK(pings() == 1);
   rank.liveness.receive_pong(1);
-  deadlines.excuse(4);
+  deadlines.excuse({112, 116});
   deadlines.check_transfers(119);
   const Status late = failure_of([&] { deadlines.check_transfers(121); });
   CHECK(late.code == HP_TIMEOUT);
@@ -420,7 +453,7 @@ TEST_CASE("after a rank has left, a recv has limits without an inspection of all
     operation->signature.root = source;
     operation->signature.shapes = {{1}};
     operation->tag = 7;
-    operation->submitted_at = 1000;
+    operation->pending_since = 1000;
     rank.point_to_point.submit(operation);
   };
   post(1);

@@ -59,6 +59,8 @@ inline void decode_any(std::span<const std::byte> bytes) {
       encode(head.kind, head.set, decode_refusal(reader));
       break;
     case MessageKind::kInspectionRequest:
+      encode_inspection_request(decode_inspection_request(reader));
+      break;
     case MessageKind::kIntroduced:
     case MessageKind::kBye:
     case MessageKind::kWakeUp:

@@ -1,5 +1,7 @@
 // Tests of callers that run the progress loop while they wait: several threads, waits in slices,
 // concurrent submissions, and the end of the engine during a wait.
+#include "engine/loop/progress_loop.h"
+
 #include <doctest/doctest.h>
 #include <poll.h>
 
@@ -12,6 +14,7 @@
 
 #include "engine/loop/spin_budget.h"
 #include "harness/cluster.h"
+#include "harness/engine_parts.h"
 #include "transport/doorbell.h"
 
 using namespace horoplug;
@@ -395,4 +398,43 @@ TEST_CASE("the spin budget stays small if events always arrive after the spinnin
     budget.found(time + 30e-6);  // as on a processor that the peers need: however long it spins
   }
   CHECK(total / 1600 < 5e-6);
+}
+
+namespace {
+
+// Work that never ends and whose deadlines are always due, until `kSteps` steps are made.
+struct EndlessWork {
+  static constexpr int kSteps = 500;
+  bool step() {
+    longest = std::max(longest, ++steps - steps_at_last_watch);
+    return true;
+  }
+  void watch() { steps_at_last_watch = steps; }
+  void fail(const Status& status) { failure = status; }
+  bool stopped() const { return steps >= kSteps; }
+  static bool requests_waiting() { return false; }
+  static bool has_running_batch() { return true; }
+  static bool has_sleeping_callers() { return false; }
+  static bool must_poll() { return false; }
+  static double quiet_since() { return 0; }
+  static double sleep_seconds() { return -1; }
+  static double watch_interval() { return 0; }
+
+  int steps = 0;
+  int steps_at_last_watch = 0;
+  int longest = 0;  // the most steps between two looks at the deadlines
+  Status failure;
+};
+
+}  // namespace
+
+TEST_CASE("a loop that always has something to do checks deadlines though its steps may be long") {
+  const auto ranks = make_parts(1);
+  EndlessWork work;
+  ProgressLoop<EndlessWork> loop(work, ranks[0]->mesh, *ranks[0]->doorbell, false);
+  loop.start();
+  loop.join();
+  CHECK(work.failure.ok());
+  CHECK(work.steps == EndlessWork::kSteps);
+  CHECK(work.longest <= 8);
 }

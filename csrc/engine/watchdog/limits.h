@@ -1,0 +1,30 @@
+// The time limits of an engine that follow from several options, each with what sets it.
+#pragma once
+
+#include "base/time.h"
+#include "engine/options.h"
+
+namespace horoplug {
+
+struct Limit {
+  double seconds;
+  const char* set_by;  // for messages: "X sets this limit"
+};
+
+// How long an operation may be pending.
+inline Limit operation_limit(const EngineOptions& options) {
+  return {std::min(or_never(options.stall_shutdown_time), or_never(options.operation_timeout)),
+          "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set the "
+          "limit"};
+}
+
+// How long a peer that this rank waits for may neither send nor answer. An operation may not take
+// longer for that reason than for others.
+inline Limit progress_limit(const EngineOptions& options) {
+  const Limit operation = operation_limit(options);
+  const double data = or_never(options.data_timeout);
+  if (operation.seconds <= data) return operation;
+  return {data, "HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit"};
+}
+
+}  // namespace horoplug
