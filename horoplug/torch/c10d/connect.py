@@ -46,12 +46,14 @@ def connect(
     ``limit``: that for the start, None: the same. Errors, each of one line: RendezvousError, AuthenticationError,
     ValueError for invalid variables."""
     limit = limit or timeout
+    variables = Config.from_env()
     config = dataclasses.replace(
-        Config.from_env(),
+        variables,
         rank=rank,
         size=size,
         start_timeout=limit.total_seconds(),
         operation_timeout_seconds=timeout.total_seconds(),
+        gloo_timeout_seconds=min(variables.gloo_timeout_seconds, timeout.total_seconds()),
         rendezvous_server="launcher",
         elastic_process=None,
         cpu_operations=None,

@@ -84,10 +84,11 @@ def _milliseconds(timeout: timedelta) -> str:
 
 def _report(group: Sends, timeout: timedelta) -> None:
     rank = group.rank()
+    deadline = time.monotonic() + timeout.total_seconds()
     try:
         for work in (group.send(_token(), 0, _TAG), group.recv(_token(), 0, _TAG)):
             assert work is not None
-            _wait(work, timeout.total_seconds())
+            _wait(work, deadline - time.monotonic())
     except RuntimeError as error:
         raise RuntimeError(
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
