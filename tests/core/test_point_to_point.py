@@ -226,8 +226,9 @@ def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
             stopped.process.send_signal(signal.SIGCONT)
         stopped.receive()
         internal(outcomes, f"rank {victim}")
-        first = next(o.message for o in outcomes if "no progress" in o.message)
-        assert f"waiting for rank {victim}, which does not answer" in first
+        # Both transfers that have begun and those without a partner reach the limit.
+        cause = f"waiting for rank {victim}, which does not answer"
+        assert any(cause in outcome.message for outcome in outcomes)
 
 
 def send_small_and_large():
