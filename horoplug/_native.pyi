@@ -306,8 +306,13 @@ class Engine:
     def poll(self, handle: int) -> bool:
         """Whether the operation is done, successfully or not. Does not raise for a failed operation."""
 
-    def wait(self, handle: int) -> None:
-        """Block until done. Raises :class:`Error` if the operation failed. Can be interrupted by signal handlers."""
+    def wait(self, handle: int, timeout: float = -1.0) -> bool:
+        """Block until done, for at most ``timeout`` seconds (negative: no limit). Returns whether it is. Raises
+        :class:`Error` if the operation failed. Can be interrupted by signal handlers."""
+
+    def note_waits(self, handles: Sequence[int], threads: Sequence[int]) -> None:
+        """Say that the calling thread waits for these operations for the sake of other threads, which seem to wait
+        outside of the core, by their identifiers (``threading.get_ident``). Called every 0.25 s or so meanwhile."""
 
     def signal_when_done(self, handle: int, fd: int) -> None:
         """Add 1 to the eventfd ``fd`` when the operation is done, successfully or not; at once if it is. Once for each
@@ -340,6 +345,10 @@ class Engine:
 
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
+    def attach(self, group: Engine, name: str, ranks: Sequence[int]) -> None:
+        """Take the operations of another engine of this process into the search for deadlocks. ``name``: names it in
+        error texts, the same on all ranks; ``ranks``: the numbers of its ranks in this engine."""
+
     def add_connection(self, rank: int, fds: Sequence[int], keys: bytes) -> None:
         """The connections to a rank that was not connected, by lane, and the encryption keys of all of them; no keys:
         they are not encrypted. The engine owns the descriptors."""

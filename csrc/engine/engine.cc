@@ -263,6 +263,19 @@ void Engine::fail_connection(int rank, const std::string& reason) {
   on_demand_.fail(rank, reason);
 }
 
+void Engine::attach(Engine& group, const std::string& name, std::vector<int> ranks) {
+  const bool is_inside =
+      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return rank >= 0 && rank < size(); });
+  if (&group == this || name.empty() || !is_inside ||
+      ranks.size() != static_cast<std::size_t>(group.size())) {
+    throw Error(HP_INVALID_ARGUMENT, "these are not the ranks of group '" + name + "'");
+  }
+  const auto attached =
+      std::make_shared<AttachedGroup>(name, std::move(ranks), group.handle_table_, doorbell_);
+  stalls_.attach(attached);
+  group.stalls_.join_search(attached);
+}
+
 void Engine::check_peer(int rank) const {
   if (rank >= 0 && rank < size() && rank != config_.rank) return;
   throw Error(HP_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " is no peer of rank " +

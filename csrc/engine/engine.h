@@ -109,6 +109,9 @@ class Engine {
   void add_connection(int rank, std::vector<std::unique_ptr<Stream>> lanes);
   void fail_connection(int rank, const std::string& reason);
 
+  // See hp_engine_attach.
+  void attach(Engine& group, const std::string& name, std::vector<int> ranks);
+
   int size() const { return config_.size(); }
   hp_stats stats() const;
   Tracing& tracing() { return tracing_; }

@@ -103,13 +103,16 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       break;
     }
     case MessageKind::kInspectionRequest:
-      stalls_.request(steady_now() - decode_inspection_request(reader));
+      stalls_.receive(decode_inspection_request(reader));
       break;
     case MessageKind::kInspection:
       stalls_.receive(from, decode_inspection(reader));
       break;
     case MessageKind::kReport:
       stalls_.receive(from, decode_report(reader));
+      break;
+    case MessageKind::kCallOff:
+      stalls_.receive(decode_call_off(reader));
       break;
     case MessageKind::kWakeUp:
       reader.expect_end();

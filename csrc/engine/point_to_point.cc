@@ -218,6 +218,7 @@ OperationPtr PointToPoint::take_waiting(std::uint64_t ticket) {
   if (found == waiting_.end()) return nullptr;
   OperationPtr operation = std::move(found->second);
   waiting_.erase(found);
+  operation->decided = true;
   return operation;
 }
 

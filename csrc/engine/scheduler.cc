@@ -145,6 +145,7 @@ std::vector<OperationPtr> Scheduler::take_operations(ProcessSet& set,
       continue;
     }
     const auto found = set.pending.find(name);
+    found->second->decided = true;
     operations.push_back(std::move(found->second));
     set.pending.erase(found);
   }
@@ -201,6 +202,7 @@ void Scheduler::withdraw(ProcessSet& set, const Negotiator::Decision& decision) 
     // Until then, it may have waited for batches before it.
     operation->pending_since = std::max(operation->pending_since, set.last_progress);
     set.pending.emplace(operation->name, operation);
+    operation->decided = false;
   }
 }
 

@@ -3,13 +3,17 @@
 #include <pybind11/stl.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <tuple>
 
 #include "errors.h"
+#include "horoplug/waits.h"
 #include "prepared.h"
 #include "process.h"
 #include "program_threads.h"
@@ -22,6 +26,14 @@ namespace {
 
 // Seconds after which a waiting thread checks for signals, so that Ctrl-C gets through.
 constexpr double kWaitSlice = 0.1;
+// Seconds after which a thread that polls lists the other threads.
+constexpr double kPollSlice = 0.25;
+
+// Of the steady clock.
+double seconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
 
 void call_log(PyObject* callable, std::int32_t level, const char* text) {
   const PyGILState_STATE state = PyGILState_Ensure();
@@ -209,14 +221,39 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
   return {std::move(handles), py::none()};
 }
 
-void Engine::wait(hp_handle handle) {
+bool Engine::poll(hp_handle handle) {
   hp_engine* const engine = get();
-  for (;;) {
-    const hp_status status = without_gil([&] { return hp_wait(engine, handle, kWaitSlice); });
-    if (status != HP_IN_PROGRESS) return check(status);
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  if (hp_poll(engine, handle) != HP_IN_PROGRESS) return true;
+  // A thread that does nothing but poll waits, as in wait().
+  const double now = seconds();
+  if (now - listed_at_ >= kPollSlice) {
+    listed_at_ = now;
     expect_threads(engine);
   }
+  return false;
+}
+
+// Whether the operation is done. A negative timeout is none.
+bool Engine::wait(hp_handle handle, double timeout) {
+  hp_engine* const engine = get();
+  const double deadline =
+      timeout < 0 ? std::numeric_limits<double>::infinity() : seconds() + timeout;
+  for (;;) {
+    const double slice = std::clamp(deadline - seconds(), 0.0, kWaitSlice);
+    const hp_status status = without_gil([&] { return hp_wait(engine, handle, slice); });
+    if (status != HP_IN_PROGRESS) {
+      check(status);
+      return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (slice < kWaitSlice) return false;
+    expect_threads(engine);
+  }
+}
+
+void Engine::note_waits(const std::vector<hp_handle>& handles,
+                        const std::vector<std::int64_t>& threads) {
+  horoplug::note_waits(get(), handles, threads);
 }
 
 // The indices of the operations that failed, and their errors.
@@ -309,6 +346,12 @@ void Engine::abort(const std::string& reason) {
   check(without_gil([&] { return hp_engine_abort(engine, reason.c_str()); }));
 }
 
+void Engine::attach(const Engine& group, const std::string& name,
+                    const std::vector<std::int32_t>& ranks) {
+  check(hp_engine_attach(get(), group.get(), name.c_str(), ranks.data(),
+                         static_cast<std::int32_t>(ranks.size())));
+}
+
 void Engine::add_connection(int rank, const std::vector<int>& fds, const py::bytes& keys) {
   const auto bytes = keys.operator std::string_view();
   hp_engine* const engine = get();
@@ -379,7 +422,8 @@ void add_engine(py::module_& module) {
       .def("value", &Engine::value, "handle"_a)
       .def("submit_batch", &Engine::submit_batch, "prepared"_a, "addresses"_a, "stream"_a = 0)
       .def("poll", &Engine::poll, "handle"_a)
-      .def("wait", &Engine::wait, "handle"_a)
+      .def("wait", &Engine::wait, "handle"_a, "timeout"_a = -1.0)
+      .def("note_waits", &Engine::note_waits, "handles"_a, "threads"_a)
       .def("signal_when_done", &Engine::signal_when_done, "handle"_a, "fd"_a)
       .def("wait_batch", &Engine::wait_batch, "handles"_a)
       .def("stream_wait", &Engine::stream_wait, "handle"_a, "stream"_a)
@@ -391,6 +435,7 @@ void add_engine(py::module_& module) {
       .def("shutdown", &Engine::shutdown)
       .def_property_readonly("address", &Engine::address)
       .def("abort", &Engine::abort, "reason"_a)
+      .def("attach", &Engine::attach, "group"_a, "name"_a, "ranks"_a)
       .def("add_connection", &Engine::add_connection, "rank"_a, "fds"_a, "keys"_a)
       .def("fail_connection", &Engine::fail_connection, "rank"_a, "reason"_a)
       .def("stats", &Engine::stats)

@@ -47,8 +47,9 @@ class Engine {
   std::unique_ptr<Buffer> take_buffer(hp_handle handle);
   std::int64_t value(hp_handle handle);
 
-  bool poll(hp_handle handle) { return hp_poll(get(), handle) != HP_IN_PROGRESS; }
-  void wait(hp_handle handle);
+  bool poll(hp_handle handle);
+  bool wait(hp_handle handle, double timeout);
+  void note_waits(const std::vector<hp_handle>& handles, const std::vector<std::int64_t>& threads);
   std::vector<std::pair<std::size_t, pybind11::object>> wait_batch(
       const std::vector<hp_handle>& handles);
   Result result(hp_handle handle, int index, std::uintptr_t stream);
@@ -64,6 +65,7 @@ class Engine {
   std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(get()); }
   void shutdown();
   void abort(const std::string& reason);
+  void attach(const Engine& group, const std::string& name, const std::vector<std::int32_t>& ranks);
   void add_connection(int rank, const std::vector<int>& fds, const pybind11::bytes& keys);
   void fail_connection(int rank, const std::string& reason);
   pybind11::dict stats();
@@ -79,6 +81,7 @@ class Engine {
   pybind11::object log_callable_;
   std::unique_ptr<LogQueue> log_;
   int generation_ = fork_generation;
+  double listed_at_ = 0;  // see poll()
 };
 
 // Adds Engine, Result and Prepared to the module.

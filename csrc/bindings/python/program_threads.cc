@@ -1,9 +1,17 @@
 #include "program_threads.h"
 
 #include <pybind11/pybind11.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "horoplug/waits.h"
 
 namespace py = pybind11;
 
@@ -73,20 +81,144 @@ bool is_pool_thread_now() {
   return global("threading", "_DummyThread").is(py::type::handle_of(thread));
 }
 
-// Whether a thread waits for the next call of its executor: its innermost function is then that of
-// the module itself. It submits nothing unless another thread gives it something to do.
-bool is_idle_executor_thread(const py::dict& frames, py::handle ident) {
+// The text of an attribute; empty if it has none.
+std::string text_of(py::handle object, const char* name) {
+  const py::object text = attribute(object, name);
+  return text && PyUnicode_Check(text.ptr()) ? py::str(text).cast<std::string>() : std::string();
+}
+
+// The innermost frame of a thread; null if it runs no Python code.
+py::object frame_of(const py::dict& frames, py::handle ident) {
   PyObject* const frame = PyDict_GetItemWithError(frames.ptr(), ident.ptr());
-  if (frame == nullptr) {
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return false;
-  }
+  if (frame == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return py::reinterpret_borrow<py::object>(frame);
+}
+
+bool is_in_module(const py::object& frame, const char* name) {
+  if (!frame) return false;
   const py::object names = attribute(frame, "f_globals");
   if (!names || !PyDict_Check(names.ptr())) return false;
   PyObject* const module = PyDict_GetItemString(names.ptr(), "__name__");
   return module != nullptr && PyUnicode_Check(module) &&
-         PyUnicode_CompareWithASCIIString(module, "concurrent.futures.thread") == 0;
+         PyUnicode_CompareWithASCIIString(module, name) == 0;
 }
+
+// Whether a thread waits for the next call of its executor: its innermost function is then that of
+// the module itself. It submits nothing unless another thread gives it something to do.
+bool is_idle_executor_thread(const py::dict& frames, py::handle ident) {
+  return is_in_module(frame_of(frames, ident), "concurrent.futures.thread");
+}
+
+// A local variable of a frame; null if there is none. Reading it runs no Python code.
+py::object local(const py::object& frame, const char* name) {
+  const py::object locals = attribute(frame, "f_locals");
+  PyObject* const value = locals ? PyMapping_GetItemString(locals.ptr(), name) : nullptr;
+  if (value == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(value);
+}
+
+// The threads that Python's threading module knows, and what they wait for in it.
+class Threads {
+ public:
+  Threads() {
+    for (const auto& [ident, thread] : threads_) {
+      const py::object id = attribute(thread, "_native_id");
+      if (!id || !PyLong_Check(id.ptr())) continue;  // it does not run yet
+      Thread& entry = list_.emplace_back();
+      entry.object = thread.ptr();
+      entry.ident = ident.cast<std::int64_t>();
+      entry.id = id.cast<std::int64_t>();
+      entry.daemon = attribute(thread, "_daemonic").is(py::bool_(true));
+      entry.idle = is_idle_executor_thread(frames_, ident);
+      const py::object frame = frame_of(frames_, ident);
+      entry.in_threading = is_in_module(frame, "threading");
+      if (entry.in_threading) read_wait(frame, entry);
+    }
+  }
+
+  std::vector<std::int64_t> may_submit() const {
+    std::vector<std::int64_t> ids;
+    for (const Thread& thread : list_) {
+      if (!thread.daemon && !thread.idle) ids.push_back(thread.id);
+    }
+    return ids;
+  }
+
+  // Those of the threads that may wait outside of the threading module.
+  std::vector<std::int64_t> outside(const std::vector<std::int64_t>& idents) const {
+    std::vector<std::int64_t> ids;
+    for (const Thread& thread : list_) {
+      const bool is_given = std::find(idents.begin(), idents.end(), thread.ident) != idents.end();
+      if (is_given && !thread.in_threading) ids.push_back(thread.id);
+    }
+    return ids;
+  }
+
+  // The threads that wait for the end of one of these, or of one that does so itself.
+  std::vector<std::int64_t> held_by(std::vector<std::int64_t> ids) const {
+    std::vector<std::int64_t> held;
+    const auto contains = [](const std::vector<std::int64_t>& list, std::int64_t id) {
+      return std::find(list.begin(), list.end(), id) != list.end();
+    };
+    for (std::size_t next = 0; next < ids.size(); ++next) {
+      for (const Thread& thread : list_) {
+        if (contains(ids, thread.id) || !thread.waits_for_end_of(find(ids[next]))) continue;
+        held.push_back(thread.id);
+        ids.push_back(thread.id);
+      }
+    }
+    return held;
+  }
+
+ private:
+  struct Thread {
+    PyObject* object = nullptr;
+    std::int64_t ident = 0, id = 0;
+    bool daemon = false, idle = false, in_threading = false;
+    py::object joined;              // waits for the end of this thread, without a limit
+    bool ends_the_program = false;  // waits for the end of all threads that are no daemons
+
+    bool waits_for_end_of(const Thread* other) const {
+      if (other == nullptr) return false;
+      return joined.ptr() == other->object || (ends_the_program && !other->daemon);
+    }
+  };
+
+  const Thread* find(std::int64_t id) const {
+    for (const Thread& thread : list_) {
+      if (thread.id == id) return &thread;
+    }
+    return nullptr;
+  }
+
+  // Thread.join() waits in a function of its own before Python 3.13.
+  static void read_wait(const py::object& frame, Thread& entry) {
+    const std::string function = text_of(attribute(frame, "f_code"), "co_name");
+    entry.ends_the_program = function == "_shutdown";
+    if (function != "join" && function != "_wait_for_tstate_lock") return;
+    const py::object timeout = local(frame, "timeout");
+    const bool is_endless =
+        timeout &&
+        (timeout.is_none() || (PyLong_Check(timeout.ptr()) && timeout.equal(py::int_(-1))));
+    if (is_endless) entry.joined = local(frame, "self");
+  }
+
+  const py::dict frames_ = current_frames();
+  const py::dict threads_ = running_threads();
+  std::vector<Thread> list_;
+};
+
+void expect(hp_engine* engine, const Threads& threads) {
+  const std::vector<std::int64_t> ids = threads.may_submit();
+  hp_expect_threads(engine, ids.data(), static_cast<std::int32_t>(ids.size()));
+}
+
+void hold(hp_engine* engine, const Threads& threads, std::vector<std::int64_t> by) {
+  const std::vector<std::int64_t> held = threads.held_by(std::move(by));
+  hp_hold_threads(engine, held.data(), static_cast<std::int32_t>(held.size()));
+}
+
+std::int64_t own_id() { return ::syscall(SYS_gettid); }
 
 }  // namespace
 
@@ -96,15 +228,22 @@ bool is_pool_thread() {
 }
 
 void expect_threads(hp_engine* engine) {
-  std::vector<std::int64_t> ids;
-  const py::dict frames = current_frames();
-  for (const auto& [ident, thread] : running_threads()) {
-    const py::object id = attribute(thread, "_native_id");
-    if (!id || !PyLong_Check(id.ptr())) continue;  // it does not run yet
-    if (attribute(thread, "_daemonic").is(py::bool_(true))) continue;
-    if (!is_idle_executor_thread(frames, ident)) ids.push_back(id.cast<std::int64_t>());
+  const Threads threads;
+  expect(engine, threads);
+  hold(engine, threads, {own_id()});
+}
+
+void note_waits(hp_engine* engine, const std::vector<hp_handle>& handles,
+                const std::vector<std::int64_t>& idents) {
+  const Threads threads;
+  std::vector<std::int64_t> waiting = threads.outside(idents);
+  expect(engine, threads);
+  std::vector<std::int64_t> held = threads.held_by(waiting);
+  waiting.push_back(own_id());
+  waiting.insert(waiting.end(), held.begin(), held.end());
+  for (const hp_handle handle : handles) {
+    hp_note_wait(engine, handle, waiting.data(), static_cast<std::int32_t>(waiting.size()));
   }
-  hp_expect_threads(engine, ids.data(), static_cast<std::int32_t>(ids.size()));
 }
 
 }  // namespace horoplug

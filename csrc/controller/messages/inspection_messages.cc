@@ -8,12 +8,14 @@ namespace {
 void put_key(Writer& writer, const OperationKey& key) {
   writer.put_varint(key.set);
   writer.put_string(key.name);
+  writer.put_string(key.group);
 }
 
 OperationKey get_key(Reader& reader) {
   OperationKey key;
   key.set = get_u32(reader);
   key.name = reader.get_string();
+  key.group = reader.get_string();
   return key;
 }
 
@@ -47,16 +49,19 @@ std::map<std::uint32_t, RankRanges> get_numbered_ranges(Reader& reader) {
 
 }  // namespace
 
-Bytes encode_inspection_request(double age) {
+Bytes encode(const InspectionRequest& request) {
   Writer writer = begin_message(MessageKind::kInspectionRequest);
-  writer.put(age);
+  writer.put(request.age);
+  writer.put(static_cast<std::uint8_t>(request.for_groups));
   return writer.take();
 }
 
-double decode_inspection_request(Reader& reader) {
-  const double age = get_seconds(reader);
+InspectionRequest decode_inspection_request(Reader& reader) {
+  InspectionRequest request;
+  request.age = get_seconds(reader);
+  request.for_groups = get_bool(reader);
   reader.expect_end();
-  return age;
+  return request;
 }
 
 Bytes encode(const InspectionQuestion& question) {
@@ -74,7 +79,7 @@ InspectionQuestion decode_inspection(Reader& reader) {
   question.number = reader.get_varint();
   question.quiet = get_seconds(reader);
   question.is_second = get_bool(reader);
-  question.operations = get_operations<OperationKey>(reader, 2, [&] { return get_key(reader); });
+  question.operations = get_operations<OperationKey>(reader, 3, [&] { return get_key(reader); });
   reader.expect_end();
   return question;
 }
@@ -87,11 +92,13 @@ Bytes encode(const Report& report) {
   for (const auto& pending : report.pending) {
     put_key(writer, pending.key);
     writer.put(pending.age);
-    // Bit 0: it is a join. Bit 1: it waits for one rank, which follows.
+    // Bit 0: it is a join. Bit 1: it waits for one rank, which follows. That it belongs to another
+    // group is a part of the key.
     writer.put(static_cast<std::uint8_t>((pending.join ? 1 : 0) | (pending.peer >= 0 ? 2 : 0)));
     if (pending.peer >= 0) writer.put_varint(static_cast<std::uint64_t>(pending.peer));
     put_ranges(writer, pending.submitted);
     put_ranges(writer, pending.waiting);
+    if (!pending.key.group.empty()) put_ranges(writer, pending.members);
   }
   put_ranges(writer, report.quiet);
   put_ranges(writer, report.waiting_for_unnamed);
@@ -104,7 +111,7 @@ Report decode_report(Reader& reader) {
   Report report;
   report.question = reader.get_varint();
   report.ranks = get_u32(reader);
-  report.pending = get_operations<Report::Pending>(reader, 13, [&] {
+  report.pending = get_operations<Report::Pending>(reader, 14, [&] {
     Report::Pending pending;
     pending.key = get_key(reader);
     pending.age = get_seconds(reader);
@@ -114,6 +121,7 @@ Report decode_report(Reader& reader) {
     if ((flags & 2) != 0) pending.peer = reader.get_int(kMaxRank);
     pending.submitted = get_ranges(reader);
     pending.waiting = get_ranges(reader);
+    if (!pending.key.group.empty()) pending.members = get_ranges(reader);
     return pending;
   });
   report.quiet = get_ranges(reader);
@@ -122,6 +130,23 @@ Report decode_report(Reader& reader) {
   report.busy_threads = get_numbered_ranges(reader);
   reader.expect_end();
   return report;
+}
+
+Bytes encode(const CallOff& call_off) {
+  Writer writer = begin_message(MessageKind::kCallOff);
+  put_key(writer, call_off.operation);
+  writer.put_varint(call_off.failure.code);
+  writer.put_string(call_off.failure.text);
+  return writer.take();
+}
+
+CallOff decode_call_off(Reader& reader) {
+  CallOff call_off;
+  call_off.operation = get_key(reader);
+  call_off.failure.code = get_failure(reader);
+  call_off.failure.text = reader.get_string();
+  reader.expect_end();
+  return call_off;
 }
 
 }  // namespace horoplug

@@ -40,10 +40,11 @@ enum class MessageKind : std::uint8_t {
   kAccept,      // to its sender: the transfer may begin
   kReject,      // to its sender: the recv does not fit
   kCancel,      // to its receiver: the send has failed
+  kCallOff,     // to a rank that waits for an operation of another group: fail it there
   kIntroduced,  // up the tree: all ranks of the subtree and their connected peers have exchanged
                 // kHello; down the tree: all ranks of the job have
 };
-inline constexpr int kMessageKindCount = 23;
+inline constexpr int kMessageKindCount = 24;
 
 struct Hello {
   static constexpr std::uint32_t kProtocol = 20;
@@ -143,6 +144,10 @@ struct RankReport {
     bool waited = false;  // a thread is blocked on it
     bool join = false;    // the operation is a join
     int peer = -1;        // send, recv: the only rank that it waits for
+    // Of an operation of another group of this process: the group, and the ranks of its process
+    // set. All ranks are those of this engine.
+    std::string group{};
+    std::vector<int> members{};
   };
   std::int32_t rank = 0;
   double quiet = 0;                // seconds since the last submission or completion on this rank
@@ -155,6 +160,7 @@ struct RankReport {
 struct OperationKey {
   std::uint32_t set = 0;
   std::string name;
+  std::string group{};  // empty: that of this engine; see StallInspector::attach()
   auto operator<=>(const OperationKey&) const = default;
 };
 
@@ -177,6 +183,7 @@ struct Report {
     int peer = -1;         // send, recv: the only rank that it waits for
     RankRanges submitted;  // the ranks on which it is pending
     RankRanges waiting;    // those of them with a thread that is blocked on it
+    RankRanges members{};  // of an operation of another group: the ranks of its process set
   };
   // The limits of what may be named.
   static constexpr std::size_t kMostOperations = 1024;
@@ -197,6 +204,19 @@ struct Abort {
   std::string text;
 };
 
+// A rank below asks for an inspection.
+struct InspectionRequest {
+  double age = 0;           // for how long an operation has been pending
+  bool for_groups = false;  // that is an operation of another group, and none of this one is late
+};
+
+// A deadlock has been found: all operations of the process set fail that wait for other ranks, if
+// this one is still pending.
+struct CallOff {
+  OperationKey operation;  // of another group
+  Abort failure;
+};
+
 // The header of every message.
 struct MessageHead {
   MessageKind kind;
@@ -211,14 +231,14 @@ Bytes encode(std::uint32_t set, const Decisions& decisions);
 Bytes encode_leave(std::uint32_t set, int rank);
 Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
 Bytes encode_fail(std::uint32_t set, const Abort& failure);
-// `age`: for how long the operation has waited.
-Bytes encode_inspection_request(double age);
+Bytes encode(const InspectionRequest& request);
 Bytes encode_wake_up();
 Bytes encode_ping();
 Bytes encode_pong();
 Bytes encode(const InspectionQuestion& question);
 Bytes encode(const Report& report);
 Bytes encode(const Abort& abort);
+Bytes encode(const CallOff& call_off);
 Bytes encode_bye();
 Bytes encode(std::uint32_t set, const DependencyLabels& labels);
 Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice);
@@ -233,10 +253,11 @@ struct Joined {
   int rank;
 };
 Joined decode_join(Reader& reader);
-double decode_inspection_request(Reader& reader);
+InspectionRequest decode_inspection_request(Reader& reader);
 InspectionQuestion decode_inspection(Reader& reader);
 Report decode_report(Reader& reader);
 Abort decode_abort(Reader& reader);
+CallOff decode_call_off(Reader& reader);
 DependencyLabels decode_dependency_labels(Reader& reader);
 PlanNotice decode_plan_notice(Reader& reader);
 

@@ -14,7 +14,8 @@ constexpr std::size_t kMaxListed = 16;
 
 std::string describe(const OperationKey& key) {
   const std::string text = "'" + key.name + "'";
-  return key.set == 0 ? text : text + " in process set " + std::to_string(key.set);
+  const std::string set = key.set == 0 ? "" : " in process set " + std::to_string(key.set);
+  return text + set + (key.group.empty() ? "" : " in group " + key.group);
 }
 
 std::string describe(const RankRanges& ranks) { return describe_ranks(ranks.ranks()); }
@@ -36,17 +37,18 @@ std::vector<Waiting> tabulate(const Report& report, const DiagnoseOptions& optio
   for (const auto& [set, ranks] : options.members) members[set] = RankRanges(ranks);
   std::vector<Waiting> table;
   for (const Report::Pending& pending : report.pending) {
+    const bool is_own = pending.key.group.empty();
     const auto set = members.find(pending.key.set);
     // The set was added or removed meanwhile; or no rank has the operation any more.
-    if (set == members.end() || pending.submitted.empty()) continue;
+    if ((is_own && set == members.end()) || pending.submitted.empty()) continue;
     Waiting waiting{&pending, {}};
     if (pending.peer >= 0) {
       waiting.missing.add(pending.peer);
     } else {
-      waiting.missing = set->second.without(pending.submitted);
+      waiting.missing = (is_own ? set->second : pending.members).without(pending.submitted);
       // A rank that has joined a set is missing in none of its operations except the join.
       const auto joined = report.joined.find(pending.key.set);
-      if (!pending.join && joined != report.joined.end()) {
+      if (is_own && !pending.join && joined != report.joined.end()) {
         waiting.missing = waiting.missing.without(joined->second);
       }
     }
@@ -81,6 +83,15 @@ RankRanges find_stuck(const Report& report, const std::vector<Waiting>& table, b
     }
   }
   return stuck;
+}
+
+// Whether the ranks wait in one other group only, which finds the deadlock itself.
+bool is_of_one_other_group(const std::vector<Waiting>& table, const RankRanges& stuck) {
+  std::set<std::string> groups;
+  for (const Waiting& waiting : table) {
+    if (waiting.pending->waiting.overlaps(stuck)) groups.insert(waiting.pending->key.group);
+  }
+  return groups.size() == 1 && !groups.contains("");
 }
 
 std::string describe_busy(const Report& report, int rank) {
@@ -127,8 +138,8 @@ Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
   const std::vector<Waiting> table = tabulate(report, options);
   Diagnosis diagnosis;
   for (const Waiting& waiting : table) {
-    if (waiting.missing.empty()) continue;
     const Report::Pending& pending = *waiting.pending;
+    if (waiting.missing.empty() || !pending.key.group.empty()) continue;
     const bool is_overdue = options.overdue_time >= 0 && pending.age >= options.overdue_time;
     const bool is_stall = options.stall_time >= 0 && pending.age >= options.stall_time;
     if (!is_overdue && !is_stall) continue;
@@ -146,7 +157,7 @@ Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
   const RankRanges stuck = find_stuck(report, table, true);
   if (stuck.empty()) {
     const RankRanges may_be_stuck = find_stuck(report, table, false);
-    if (!may_be_stuck.empty()) {
+    if (!may_be_stuck.empty() && !is_of_one_other_group(table, may_be_stuck)) {
       diagnosis.possible_deadlock =
           "possible deadlock: " + describe_deadlock(report, table, may_be_stuck) +
           ". If none of these threads submits the operations, call the same operations in the "
@@ -154,11 +165,22 @@ Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
     }
     return diagnosis;
   }
+  if (is_of_one_other_group(table, stuck)) return diagnosis;
   diagnosis.deadlock = "deadlock: " + describe_deadlock(report, table, stuck) +
                        ". Call the same operations in the same order on every rank.";
   std::set<std::uint32_t> sets;
+  std::set<std::pair<std::string, std::uint32_t>> elsewhere;
   for (const Waiting& waiting : table) {
-    if (waiting.pending->waiting.overlaps(stuck)) sets.insert(waiting.pending->key.set);
+    const auto& [pending, missing] = waiting;
+    for (const int rank : pending->waiting.ranks()) {
+      if (!stuck.contains(rank)) continue;
+      if (pending->key.group.empty()) {
+        sets.insert(pending->key.set);
+      } else if (elsewhere.emplace(pending->key.group, pending->key.set).second) {
+        diagnosis.deadlocked_elsewhere.emplace_back(pending->key, rank);
+      }
+      break;
+    }
   }
   diagnosis.deadlocked_sets.assign(sets.begin(), sets.end());
   return diagnosis;

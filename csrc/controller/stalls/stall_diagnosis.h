@@ -3,12 +3,16 @@
 // blocked, so that no rank is left to submit it). A rank is blocked if all its threads are that
 // submit operations. If some are not, they may still submit what others wait for, and the deadlock
 // is only possible.
+//
+// Operations of other groups of the same processes take part in deadlocks, since ranks may wait for
+// each other in different groups. What concerns one other group alone is left to that group.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "controller/messages/messages.h"
@@ -36,6 +40,8 @@ struct Diagnosis {
   std::vector<Stall> stalls;
   std::optional<std::string> deadlock;
   std::vector<std::uint32_t> deadlocked_sets;  // sets whose pending operations must fail
+  // Those of other groups: an operation of each set, and a rank that waits for it.
+  std::vector<std::pair<OperationKey, int>> deadlocked_elsewhere;
   // Ranks wait for each other, but have threads that do not wait.
   std::optional<std::string> possible_deadlock;
   std::optional<std::string> overdue;

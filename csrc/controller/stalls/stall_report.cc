@@ -13,6 +13,8 @@ constexpr std::size_t kMostOldest = 16;
 
 using OfRank = RankReport::Pending;
 
+std::size_t size_of(const OperationKey& key) { return key.name.size() + key.group.size(); }
+
 // The operations that a rank names in answer to the first question.
 std::vector<const OfRank*> named_by(const RankReport& rank) {
   std::vector<const OfRank*> waited;
@@ -50,13 +52,17 @@ Report answer_of(const RankReport& rank, const InspectionQuestion& question) {
   if (question.is_second) {
     const std::vector<OperationKey>& asked = question.operations;
     for (const OfRank& pending : rank.pending) {
-      if (std::binary_search(asked.begin(), asked.end(), OperationKey{pending.set, pending.name})) {
+      const OperationKey own{pending.set, pending.name, pending.group};
+      if (std::binary_search(asked.begin(), asked.end(), own)) {
         named.push_back(&pending);
       } else if (pending.waited) {
         report.waiting_for_unnamed = self;
       }
-      const auto is_of_set = [&](const OperationKey& key) { return key.set == pending.set; };
-      if (pending.join && std::any_of(asked.begin(), asked.end(), is_of_set)) {
+      const auto is_of_set = [&](const OperationKey& key) {
+        return key.set == pending.set && key.group.empty();
+      };
+      if (pending.join && pending.group.empty() &&
+          std::any_of(asked.begin(), asked.end(), is_of_set)) {
         report.joined[pending.set] = self;
       }
     }
@@ -65,12 +71,13 @@ Report answer_of(const RankReport& rank, const InspectionQuestion& question) {
   }
   ReportMerge merge(question.number);
   for (const OfRank* pending : named) {
-    report.pending.push_back({.key = {pending->set, pending->name},
+    report.pending.push_back({.key = {pending->set, pending->name, pending->group},
                               .age = pending->age,
                               .join = pending->join,
                               .peer = pending->peer,
                               .submitted = self,
-                              .waiting = pending->waited ? self : RankRanges{}});
+                              .waiting = pending->waited ? self : RankRanges{},
+                              .members = RankRanges(pending->members)});
   }
   merge.add(std::move(report));  // two sends may have one description
   return merge.take();
@@ -91,6 +98,7 @@ void ReportMerge::add(Report report) {
     merged.peer = std::max(merged.peer, pending.peer);
     merged.submitted.add(pending.submitted);
     merged.waiting.add(pending.waiting);
+    merged.members.add(pending.members);
   }
 }
 
@@ -100,7 +108,7 @@ Report ReportMerge::take() {
     report.pending.push_back(std::move(pending));
   }
   std::size_t bytes = 0;
-  for (const auto& pending : report.pending) bytes += pending.key.name.size();
+  for (const auto& pending : report.pending) bytes += size_of(pending.key);
   if (report.pending.size() <= Report::kMostOperations && bytes <= Report::kMostNameBytes) {
     return report;
   }
@@ -111,7 +119,7 @@ Report ReportMerge::take() {
   std::size_t kept = 0;
   bytes = 0;
   for (; kept < std::min(report.pending.size(), Report::kMostOperations); ++kept) {
-    bytes += report.pending[kept].key.name.size();
+    bytes += size_of(report.pending[kept].key);
     if (bytes > Report::kMostNameBytes) break;
   }
   report.pending.resize(kept);

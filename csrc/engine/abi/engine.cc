@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "engine/abi/abi.h"
+#include "horoplug/waits.h"
 
 using namespace horoplug::abi;
 
@@ -43,6 +44,17 @@ hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
   return guarded([&] {
     const auto running = engine->engine.lease();
     if (running) running->abort(reason != nullptr ? reason : "no reason given");
+    return HP_OK;
+  });
+}
+
+hp_status hp_engine_attach(hp_engine* engine, hp_engine* group, const char* name,
+                           const int32_t* ranks, int32_t count) {
+  return guarded([&] {
+    const auto searching = engine->engine.use();
+    const auto searched = group->engine.use();
+    searching->attach(*searched.operator->(), name != nullptr ? name : "",
+                      {ranks, ranks + std::max(count, 0)});
     return HP_OK;
   });
 }

@@ -3,6 +3,7 @@
 
 #include "engine/abi/abi.h"
 #include "engine/operations/submission.h"
+#include "horoplug/waits.h"
 
 using namespace horoplug::abi;
 using horoplug::Error;
@@ -126,6 +127,20 @@ hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* co
 hp_status hp_expect_threads(hp_engine* engine, const int64_t* ids, int32_t count) {
   return guarded([&] {
     engine->engine.handles().expect_threads({ids, ids + std::max(count, 0)});
+    return HP_OK;
+  });
+}
+
+hp_status hp_hold_threads(hp_engine* engine, const int64_t* ids, int32_t count) {
+  return guarded([&] {
+    engine->engine.handles().hold_threads({ids, ids + std::max(count, 0)});
+    return HP_OK;
+  });
+}
+
+hp_status hp_note_wait(hp_engine* engine, hp_handle handle, const int64_t* ids, int32_t count) {
+  return guarded([&] {
+    engine->engine.handles().note_wait(handle, {ids, static_cast<std::size_t>(std::max(count, 0))});
     return HP_OK;
   });
 }

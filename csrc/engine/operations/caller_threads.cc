@@ -20,6 +20,10 @@ pid_t own_id() {
 // a deadlock may be reported as a possible one for that reason, but not the reverse.
 bool runs(pid_t id) { return ::syscall(SYS_tgkill, ::getpid(), id, 0) == 0 || errno != ESRCH; }
 
+// CPU time for each poll of a thread that does nothing else: a few calls of an interpreter. A
+// program that polls between two parts of its computation takes longer.
+constexpr std::int64_t kMostForPoll = 1'000'000;  // nanoseconds
+
 }  // namespace
 
 CallerThreads::Thread& CallerThreads::current() {
@@ -27,7 +31,7 @@ CallerThreads::Thread& CallerThreads::current() {
   if (id == last_) return *last_thread_;
   if (threads_.size() >= forget_at_ && !threads_.contains(id)) forget_ended();
   last_ = id;
-  last_thread_ = &threads_[id];
+  last_thread_ = &entry(id);
   return *last_thread_;
 }
 
@@ -38,26 +42,67 @@ void CallerThreads::forget_ended() {
   forget_at_ = 2 * threads_.size() + 16;
 }
 
-bool CallerThreads::Thread::is_blocked(double now) const {
+void CallerThreads::note_wait(pid_t id, const SleepingThread::Look& look, double now) {
+  entry(id).sleep_.note(look, now);
+}
+
+bool CallerThreads::Thread::note_poll(double now) {
+  if (now - polled_at_ >= kBetweenWaits) {
+    polls_since_ = now;
+    polls_ = 0;
+    cpu_time_before_ = cpu_time_of(id_);
+  }
+  polled_at_ = now;
+  ++polls_;
+  return now - polls_since_ >= kPollsAtLeast;
+}
+
+bool CallerThreads::Thread::waits_in_core(double now) const {
   const double state = state_.load(std::memory_order_relaxed);
   return state == kBlocked || (state >= 0 && now - state < kBetweenWaits);
 }
 
-int CallerThreads::busy(double now) const {
-  std::set<pid_t> may_submit;
+bool CallerThreads::Thread::only_polls(double now, double least) const {
+  return now - polled_at_ < kBetweenWaits && now - polls_since_ >= std::max(least, kPollsAtLeast) &&
+         cpu_time_of(id_) - cpu_time_before_ <= polls_ * kMostForPoll;
+}
+
+bool CallerThreads::Thread::is_blocked(double now, double least) const {
+  return waits_in_core(now) || now - said_at_ < kBetweenWaits || only_polls(now, least) ||
+         sleep_.has_slept(now, least, kBetweenWaits);
+}
+
+std::vector<CallerThreads::State> CallerThreads::states(double now, double least) const {
+  std::vector<State> states;
+  states.reserve(threads_.size());
   for (const auto& [id, thread] : threads_) {
-    if (!thread.is_blocked(now)) {
-      if (thread.may_submit()) may_submit.insert(id);
-      continue;
-    }
-    for (const std::int64_t expected : thread.expected_) {
-      const auto known = threads_.find(static_cast<pid_t>(expected));
-      if (known == threads_.end() || !known->second.is_blocked(now)) {
-        may_submit.insert(static_cast<pid_t>(expected));
-      }
+    State& state = states.emplace_back(id, thread.is_blocked(now, least), thread.may_submit());
+    if (!state.blocked) continue;
+    state.expected = thread.expected_;
+    state.held = thread.held_;
+  }
+  return states;
+}
+
+int CallerThreads::busy(std::span<const std::vector<State>> lists) {
+  std::set<pid_t> blocked;
+  for (const auto& list : lists) {
+    for (const State& thread : list) {
+      if (!thread.blocked) continue;
+      blocked.insert(thread.id);
+      blocked.insert(thread.held.begin(), thread.held.end());
     }
   }
-  return static_cast<int>(std::count_if(may_submit.begin(), may_submit.end(), runs));
+  std::set<pid_t> may_submit;
+  for (const auto& list : lists) {
+    for (const State& thread : list) {
+      if (thread.may_submit) may_submit.insert(thread.id);
+      may_submit.insert(thread.expected.begin(), thread.expected.end());
+    }
+  }
+  return static_cast<int>(std::count_if(may_submit.begin(), may_submit.end(), [&](pid_t id) {
+    return !blocked.contains(id) && runs(id);
+  }));
 }
 
 }  // namespace horoplug

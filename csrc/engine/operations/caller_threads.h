@@ -9,10 +9,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "engine/operations/sleeping_thread.h"
 #include "horoplug/horoplug.h"
 
 namespace horoplug {
@@ -20,8 +23,11 @@ namespace horoplug {
 class CallerThreads {
  public:
   // Callers that handle signals wait in slices; for so many seconds after a slice they still count
-  // as blocked.
+  // as blocked. The same is true of what is seen of waits outside of the core.
   static constexpr double kBetweenWaits = 1.0;
+  // Seconds for which a thread must have polled an operation before the operation counts as one
+  // that it waits for.
+  static constexpr double kPollsAtLeast = 0.2;
 
   class Thread {
    public:
@@ -38,27 +44,54 @@ class CallerThreads {
       if (state_.load(std::memory_order_relaxed) == kExpectsUnknown) return;
       state_.store(now, std::memory_order_relaxed);
     }
+    // The thread has asked whether an operation is done, which it is not. Returns whether it has
+    // done so for kPollsAtLeast.
+    bool note_poll(double now);
 
    private:
     friend class CallerThreads;
     static constexpr double kOutside = -1, kExpectsUnknown = -2, kBlocked = -3;
+    static constexpr double kLongAgo = -std::numeric_limits<double>::infinity();
 
-    bool is_blocked(double now) const;
+    bool is_blocked(double now, double least) const;
+    bool waits_in_core(double now) const;
+    bool only_polls(double now, double least) const;
     bool may_submit() const {
       return submits_ || state_.load(std::memory_order_relaxed) == kExpectsUnknown;
     }
 
+    pid_t id_ = 0;
     bool submits_ = false;  // it has submitted operations, and may submit others
     std::vector<std::int64_t> expected_;
+    std::vector<std::int64_t> held_;       // the threads that cannot continue before it does
     hp_handle waits_for_ = 0;              // the operation of its last wait
     hp_handle expected_for_ = 0;           // the operation in whose wait it has set expected_
     std::atomic<double> state_{kOutside};  // 0 or more: when a slice after that ended
+    // Waits outside of the core: as the thread itself has said, and as others have seen.
+    double said_at_ = kLongAgo;
+    SleepingThread sleep_;
+    // Polls, each within kBetweenWaits after the one before.
+    double polls_since_ = 0, polled_at_ = kLongAgo;
+    std::int64_t polls_ = 0, cpu_time_before_ = 0;
+  };
+
+  // What is known of a thread at one moment.
+  struct State {
+    pid_t id;
+    bool blocked;
+    bool may_submit;                     // unless it is blocked
+    std::vector<std::int64_t> expected;  // of a blocked thread: others that may submit
+    std::vector<std::int64_t> held;      // of a blocked thread: others that are blocked with it
   };
 
   // The calling thread. The reference is valid while the thread runs.
   Thread& current();
   // The calling thread submits an operation, and may submit others.
-  void note_submission() { current().submits_ = true; }
+  void note_submission() {
+    Thread& thread = current();
+    thread.submits_ = true;
+    thread.said_at_ = thread.polled_at_ = Thread::kLongAgo;
+  }
   // While the calling thread waits, these threads, by their ids in the kernel, may submit although
   // they have not done so yet. The list replaces the former one of this thread.
   void expect(std::vector<std::int64_t> ids) {
@@ -66,14 +99,31 @@ class CallerThreads {
     thread.expected_ = std::move(ids);
     thread.expected_for_ = thread.waits_for_;
   }
+  // These threads cannot continue before the calling thread, which waits, does.
+  void hold(std::vector<std::int64_t> ids) { current().held_ = std::move(ids); }
+  // The calling thread waits outside of the core, or it has seen that another one does.
+  void note_wait(double now) { current().said_at_ = now; }
+  void note_wait(pid_t id, const SleepingThread::Look& look, double now);
 
-  // The number of threads that may submit operations, run and are not blocked in a wait.
-  int busy(double now) const;
+  // `least`: seconds for which a thread must have waited outside of the core to count as blocked.
+  std::vector<State> states(double now, double least) const;
+  // The number of threads that may submit operations, run and are not blocked in a wait. A thread
+  // is blocked if it is according to one of the lists.
+  static int busy(std::span<const std::vector<State>> lists);
+  int busy(double now, double least = 0) const {
+    const std::vector<State> list = states(now, least);
+    return busy({&list, 1});
+  }
 
   // For tests: the number of threads for which something is kept, of which some may have ended.
   std::size_t size() const { return threads_.size(); }
 
  private:
+  Thread& entry(pid_t id) {
+    Thread& thread = threads_[id];
+    thread.id_ = id;
+    return thread;
+  }
   void forget_ended();
 
   std::unordered_map<pid_t, Thread> threads_;

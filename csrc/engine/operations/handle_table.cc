@@ -1,5 +1,8 @@
 #include "engine/operations/handle_table.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <utility>
 
@@ -11,6 +14,7 @@ void HandleTable::add(const OperationPtr& operation) {
   std::lock_guard lock(mutex_);
   operation->handle = ++last_handle_;
   operations_[operation->handle] = operation;
+  last_event_.store(operation->submitted_at, std::memory_order_relaxed);
   if (operation->counts_caller) threads_.note_submission();
 }
 
@@ -18,6 +22,7 @@ void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
   std::vector<std::pair<hp_done, void*>> calls;
   {
     std::lock_guard lock(mutex_);
+    last_event_.store(steady_now(), std::memory_order_relaxed);
     for (const OperationPtr& operation : operations) {
       if (operation->handle == 0) continue;  // only other ranks have submitted it
       auto& waiting = operation->waiting;
@@ -61,9 +66,16 @@ Status HandleTable::status_of(const Operation& operation) const {
   return operation.status;
 }
 
-Status HandleTable::poll(hp_handle handle) const {
+Status HandleTable::poll(hp_handle handle) {
   std::lock_guard lock(mutex_);
-  return status_of(*find(handle));
+  const OperationPtr& operation = find(handle);
+  const Status status = status_of(*operation);
+  // Who polls a send or recv may be a server that waits for others than its ranks.
+  if (status.code == HP_IN_PROGRESS && !is_point_to_point(operation->signature.op)) {
+    const double now = steady_now();
+    if (threads_.current().note_poll(now)) operation->waiting.noted_at = now;
+  }
+  return status;
 }
 
 OperationPtr HandleTable::done(hp_handle handle) const {
@@ -94,14 +106,55 @@ bool HandleTable::waited_for(const Operation& operation, double now) const {
   return waiting.waiters > 0 || now - waiting.left_wait_at < CallerThreads::kBetweenWaits;
 }
 
+bool HandleTable::awaited(const Operation& operation, double now) const {
+  if (waited_for(operation, now)) return true;
+  std::lock_guard lock(mutex_);
+  return now - operation.waiting.noted_at < CallerThreads::kBetweenWaits;
+}
+
 void HandleTable::expect_threads(std::vector<std::int64_t> ids) {
   std::lock_guard lock(mutex_);
   threads_.expect(std::move(ids));
 }
 
-int HandleTable::busy_threads(double now) const {
+void HandleTable::hold_threads(std::vector<std::int64_t> ids) {
   std::lock_guard lock(mutex_);
-  return threads_.busy(now);
+  threads_.hold(std::move(ids));
+}
+
+void HandleTable::note_wait(hp_handle handle, std::span<const std::int64_t> ids) {
+  const double now = steady_now();
+  const std::int64_t caller = ::syscall(SYS_gettid);
+  std::vector<std::pair<pid_t, SleepingThread::Look>> others;
+  for (const std::int64_t id : ids) {
+    const auto thread = static_cast<pid_t>(id);
+    if (id != caller) others.emplace_back(thread, SleepingThread::look_at(thread));
+  }
+  std::lock_guard lock(mutex_);
+  const OperationPtr& operation = find(handle);
+  if (operation->done) return;
+  operation->waiting.noted_at = now;
+  if (others.size() < ids.size()) threads_.note_wait(now);
+  for (const auto& [thread, look] : others) threads_.note_wait(thread, look, now);
+}
+
+int HandleTable::busy_threads(double now, double least) const {
+  std::lock_guard lock(mutex_);
+  return threads_.busy(now, least);
+}
+
+std::vector<CallerThreads::State> HandleTable::threads(double now, double least) const {
+  std::lock_guard lock(mutex_);
+  return threads_.states(now, least);
+}
+
+std::vector<OperationPtr> HandleTable::pending() const {
+  std::lock_guard lock(mutex_);
+  std::vector<OperationPtr> pending;
+  for (const auto& [handle, operation] : operations_) {
+    if (!operation->done) pending.push_back(operation);
+  }
+  return pending;
 }
 
 HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, double timeout) : table_(table) {

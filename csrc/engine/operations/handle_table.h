@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -22,7 +23,7 @@ class HandleTable {
   void finish_all(const std::vector<OperationPtr>& operations);
 
   // HP_OK, HP_IN_PROGRESS or how it failed; Error(HP_INVALID_ARGUMENT) for an unknown handle.
-  Status poll(hp_handle handle) const;
+  Status poll(hp_handle handle);
   // An operation that is done; throws Error(HP_INVALID_ARGUMENT) otherwise.
   OperationPtr done(hp_handle handle) const;
   void release(hp_handle handle);
@@ -62,10 +63,20 @@ class HandleTable {
   // Whether a thread is blocked on this operation, or was a moment ago: callers that handle signals
   // wait in slices.
   bool waited_for(const Operation& operation, double now) const;
-  // See hp_expect_threads.
+  // The same, or a thread waits for it outside of the core: for a future, or by polling it.
+  bool awaited(const Operation& operation, double now) const;
+  // See hp_expect_threads, hp_hold_threads and hp_note_wait.
   void expect_threads(std::vector<std::int64_t> ids);
+  void hold_threads(std::vector<std::int64_t> ids);
+  void note_wait(hp_handle handle, std::span<const std::int64_t> ids);
   // The number of threads that may submit operations, since they do not wait; see CallerThreads.
-  int busy_threads(double now) const;
+  int busy_threads(double now, double least = 0) const;
+  // What is known of the threads; see CallerThreads.
+  std::vector<CallerThreads::State> threads(double now, double least) const;
+  // The operations that have not ended.
+  std::vector<OperationPtr> pending() const;
+  // When an operation was submitted or ended for the last time; 0: never.
+  double last_event() const { return last_event_.load(std::memory_order_relaxed); }
   // Whether a thread sleeps in a Wait.
   bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
 
@@ -80,6 +91,7 @@ class HandleTable {
   CallerThreads threads_;
   mutable std::atomic<std::uint64_t> result_observations_{0};
   std::atomic<int> sleepers_{0};
+  std::atomic<double> last_event_{0};
 };
 
 }  // namespace horoplug

@@ -78,6 +78,9 @@ struct Operation {
   std::int64_t value = 0;
   Status status;
 
+  // All ranks have submitted it, so that it runs, or is about to.
+  std::atomic<bool> decided{false};
+
   // Set when all of the above is written.
   std::atomic<bool> done{false};
   // Under the lock of the handle table.
@@ -86,6 +89,7 @@ struct Operation {
     int waiters = 0;             // threads that are blocked on it
     int sleepers = 0;            // those of them that sleep on the condition variable
     double left_wait_at = -1e9;  // callers often wait again after a timeout
+    double noted_at = -1e9;      // when a thread was seen to wait for it outside of the core
     std::condition_variable ended;
     hp_done done = nullptr;  // to be called when it has ended
     void* done_context = nullptr;

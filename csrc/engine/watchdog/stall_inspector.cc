@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/time.h"
@@ -43,6 +44,36 @@ StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
       position_(position_in_job(config)),
       inspection_(position_) {}
 
+StallInspector::~StallInspector() {
+  for (const auto& group : groups()) group->end();
+  if (const auto own = own_group()) own->end();
+}
+
+void StallInspector::attach(std::shared_ptr<AttachedGroup> group) {
+  std::lock_guard lock(groups_mutex_);
+  groups_.push_back(std::move(group));
+  has_groups_.store(true);
+}
+
+void StallInspector::join_search(std::shared_ptr<AttachedGroup> own) {
+  std::lock_guard lock(groups_mutex_);
+  own_group_ = std::move(own);
+  has_groups_.store(true);
+}
+
+std::vector<std::shared_ptr<AttachedGroup>> StallInspector::groups() {
+  if (!has_groups_.load(std::memory_order_relaxed)) return {};
+  std::lock_guard lock(groups_mutex_);
+  std::erase_if(groups_, [](const auto& group) { return group->has_ended(); });
+  return groups_;
+}
+
+std::shared_ptr<AttachedGroup> StallInspector::own_group() {
+  if (!has_groups_.load(std::memory_order_relaxed)) return nullptr;
+  std::lock_guard lock(groups_mutex_);
+  return own_group_;
+}
+
 double StallInspector::interval() const {
   const double first = std::fmin(std::fmin(or_never(config_.options.deadlock_time),
                                            or_never(config_.options.stall_check_time)),
@@ -75,21 +106,17 @@ double StallInspector::oldest_wait(double now) const {
 void StallInspector::check(double now) {
   if (peers_.any_departed()) return check_without_inspection(now);
   const double wait = oldest_wait(now);
-  if (wait >= interval()) request(now - wait);
+  if (wait >= interval()) {
+    request_since(now - wait);
+    if (const auto own = own_group()) own->ask();
+  }
+  for (const auto& group : groups()) requested_for_groups_ |= group->take_request();
   const double since = std::fmin(std::exchange(requested_since_, kNever), now);
   // An operation that becomes overdue between two inspections does not wait for the second one.
   const double overdue_at = since + overdue_time();
   const bool is_overdue = now >= overdue_at && next_at_ - interval() < overdue_at;
-  if (requested_ && (now >= next_at_ || is_overdue)) {
-    requested_ = false;
-    next_at_ = now + interval();
-    if (position_.is_root()) {
-      if (!inspection_.running()) begun_at_ = silence_begins(since, now);
-      inspection_.begin(std::fmax(0, config_.options.deadlock_time));
-    } else {
-      mesh_.send_control(position_.parent, encode_inspection_request(now - since));
-      if (asked_parent_at_ == 0) asked_parent_at_ = silence_begins(since, now);
-    }
+  if ((requested_ || requested_for_groups_) && (now >= next_at_ || is_overdue)) {
+    begin(since, now);
   } else if (now >= next_at_ + interval()) {
     asked_parent_at_ = 0;  // nobody waits any more
   }
@@ -102,6 +129,23 @@ void StallInspector::check(double now) {
   }
 }
 
+void StallInspector::begin(double since, double now) {
+  const bool for_groups = !std::exchange(requested_, false);
+  requested_for_groups_ = false;
+  next_at_ = now + interval();
+  if (!position_.is_root()) {
+    mesh_.send_control(position_.parent, encode(InspectionRequest{now - since, for_groups}));
+    if (!for_groups && asked_parent_at_ == 0) asked_parent_at_ = silence_begins(since, now);
+    return;
+  }
+  // One that other groups have begun may last, because a rank is stopped that they do not need.
+  if (!inspection_.running() || (is_for_groups_ && !for_groups)) {
+    begun_at_ = silence_begins(since, now);
+    is_for_groups_ = for_groups;
+  }
+  inspection_.begin(std::fmax(0, config_.options.deadlock_time));
+}
+
 // Since when ranks that do not answer count as silent: from the begin of the wait on, before which
 // nobody asked them anything, or from now on if they have answered during the wait.
 double StallInspector::silence_begins(double since, double now) const {
@@ -111,6 +155,9 @@ double StallInspector::silence_begins(double since, double now) const {
 }
 
 void StallInspector::run() {
+  if (const auto own = own_group()) {
+    for (const CallOff& call_off : own->take_call_offs()) obey(call_off);
+  }
   while (inspection_.wants_answer()) inspection_.answer(report_of_this_rank(steady_now()));
   for (auto& message : inspection_.take_outgoing()) {
     mesh_.send_control(message.to, std::move(message.message));
@@ -122,17 +169,24 @@ void StallInspector::run() {
   }
 }
 
-RankReport StallInspector::report_of_this_rank(double now) const {
+RankReport StallInspector::report_of_this_rank(double now) {
   RankReport report;
   report.rank = config_.rank;
   report.quiet = std::fmax(0, now - activity_.last_event);
-  report.busy_threads = static_cast<std::uint32_t>(handles_.busy_threads(now));
+  // A thread that waits in any of the groups is blocked, since the operations of all are reported.
+  const double least = std::fmax(0, config_.options.deadlock_time) / 2;
+  std::vector<std::vector<CallerThreads::State>> threads{handles_.threads(now, least)};
+  for (const auto& group : groups()) {
+    threads.push_back(group->handles->threads(now, least));
+    add_group(*group, now, report);
+  }
+  report.busy_threads = static_cast<std::uint32_t>(CallerThreads::busy(threads));
   for (const auto& [id, set] : registry_.sets()) {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
       if (operation->handle == 0) continue;
       report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*set, *operation)),
-                                handles_.waited_for(*operation, now),
+                                handles_.awaited(*operation, now),
                                 operation->signature.op == OpKind::kJoin, -1});
     }
   }
@@ -141,10 +195,39 @@ RankReport StallInspector::report_of_this_rank(double now) const {
     report.pending.push_back({.set = operation->members->set,
                               .name = name_of_transfer(*operation, config_.rank),
                               .age = std::fmax(0, now - operation->pending_since),
-                              .waited = handles_.waited_for(*operation, now),
+                              .waited = handles_.awaited(*operation, now),
                               .peer = operation->signature.root});
   }
   return report;
+}
+
+// The operations that this rank has submitted to a group. Their states may be newer than those of
+// the threads, which were asked first: a thread that has begun to wait since then is counted as one
+// that may submit.
+void StallInspector::add_group(const AttachedGroup& group, double now, RankReport& report) const {
+  const auto here = [&](int rank) { return group.ranks.at(static_cast<std::size_t>(rank)); };
+  for (const OperationPtr& operation : group.handles->pending()) {
+    const OpKind kind = operation->signature.op;
+    // Who has joined is not known here.
+    report.executing |= kind == OpKind::kJoin || operation->decided;
+    if (operation->decided) continue;
+    RankReport::Pending pending{.set = operation->members->set,
+                                .name = operation->name,
+                                .age = std::fmax(0, now - operation->submitted_at),
+                                .waited = group.handles->awaited(*operation, now),
+                                .group = group.name};
+    for (const int rank : operation->members->ranks) pending.members.push_back(here(rank));
+    if (is_point_to_point(kind)) {
+      const int self =
+          operation->members->ranks[static_cast<std::size_t>(operation->members->index)];
+      pending.name = name_of_transfer(*operation, self);
+      const int peer = operation->signature.root;
+      if (peer != PointToPointMatcher::kAnyRank) pending.peer = here(peer);
+    }
+    report.pending.push_back(std::move(pending));
+  }
+  // Afterwards: whatever has ended meanwhile, and is not reported, is an event.
+  report.quiet = std::fmin(report.quiet, std::fmax(0, now - group.handles->last_event()));
 }
 
 void StallInspector::judge(const Report& report, double now) {
@@ -173,14 +256,54 @@ void StallInspector::warn_of_deadlock(const std::string& text, double now) {
 void StallInspector::call_off(const Diagnosis& diagnosis,
                               const std::map<std::uint32_t, std::vector<int>>& members) {
   config_.log(LogLevel::kError, *diagnosis.deadlock);
+  const Status status{HP_DEADLOCK, *diagnosis.deadlock};
   for (const std::uint32_t set : diagnosis.deadlocked_sets) {
-    const int root = members.at(set).front();
-    if (root == config_.rank) {
-      registry_.find(set)->negotiator.fail_all({HP_DEADLOCK, *diagnosis.deadlock});
+    fail_set(set, members.at(set).front(), status);
+  }
+  for (const auto& [operation, rank] : diagnosis.deadlocked_elsewhere) {
+    const CallOff call_off{operation, {status.code, status.message}};
+    if (rank == config_.rank) {
+      receive(call_off);
     } else {
-      mesh_.send_control(root, encode_fail(set, {HP_DEADLOCK, *diagnosis.deadlock}));
+      mesh_.send_control(rank, encode(call_off));
     }
   }
+}
+
+void StallInspector::fail_set(std::uint32_t set, int root, const Status& status) {
+  if (root == config_.rank) {
+    registry_.find(set)->negotiator.fail_all(status);
+  } else {
+    mesh_.send_control(root, encode_fail(set, {status.code, status.message}));
+  }
+}
+
+void StallInspector::receive(const CallOff& call_off) {
+  for (const auto& group : groups()) {
+    if (group->name == call_off.operation.group) group->call_off(call_off);
+  }
+}
+
+// In the group's engine. If the operation has ended, so has the deadlock, and other operations are
+// not to blame.
+void StallInspector::obey(const CallOff& call_off) {
+  if (!is_pending(call_off.operation)) return;
+  const std::uint32_t set = call_off.operation.set;
+  fail_set(set, registry_.find(set)->members->ranks.front(),
+           {call_off.failure.code, call_off.failure.text});
+}
+
+bool StallInspector::is_pending(const OperationKey& key) const {
+  const ProcessSet* const set = registry_.find(key.set);
+  if (set == nullptr) return false;
+  if (set->pending.contains(key.name)) return true;
+  for (const auto& [ticket, operation] : point_to_point_.waiting()) {
+    if (operation->members->set == key.set &&
+        name_of_transfer(*operation, config_.rank) == key.name) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // One line for each operation that stalls, repeated once per check time.
@@ -241,7 +364,7 @@ void StallInspector::check_parent(double now) {
 
 // Root: other ranks may not answer.
 void StallInspector::check_answers(double now) {
-  if (begun_at_ == 0 || !inspection_.running()) return;
+  if (begun_at_ == 0 || !inspection_.running() || is_for_groups_) return;
   const double silence = now - begun_at_;
   const Limit progress = progress_limit(config_.options);
   const double limit = std::fmin(or_never(config_.options.stall_check_time), progress.seconds);

@@ -5,14 +5,19 @@
 // rank's operations and the links. Used by the thread that runs the loop.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/lost_time.h"
 #include "base/time.h"
+#include "controller/messages/messages.h"
 #include "controller/stalls/stall_diagnosis.h"
 #include "controller/stalls/stall_inspection.h"
 #include "engine/counters.h"
@@ -21,6 +26,7 @@
 #include "engine/peers.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
+#include "engine/watchdog/attached_group.h"
 #include "engine/watchdog/limits.h"
 #include "engine/watchdog/liveness.h"
 #include "transport/mesh.h"
@@ -32,6 +38,12 @@ class StallInspector {
   StallInspector(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
                  const PointToPoint& point_to_point, const HandleTable& handles, Liveness& liveness,
                  const Peers& peers, const Activity& activity);
+  ~StallInspector();
+
+  // Any thread. From here on, the search for deadlocks takes in the operations of a group. An
+  // engine of a group asks for a search, and learns of deadlocks, through the same object.
+  void attach(std::shared_ptr<AttachedGroup> group);
+  void join_search(std::shared_ptr<AttachedGroup> own);
 
   // Begins an inspection when one is due, and checks how long operations and answers take. Throws
   // Error(HP_TIMEOUT) if that is too long.
@@ -42,11 +54,15 @@ class StallInspector {
 
   // Messages. They throw WireError if the message cannot be right.
   //
-  // A rank below has an operation that has been pending since `since`.
-  void request(double since) {
-    requested_ = true;
-    requested_since_ = std::fmin(requested_since_, since);
+  // A rank below asks for an inspection.
+  void receive(const InspectionRequest& request) {
+    if (request.for_groups) {
+      requested_for_groups_ = true;
+    } else {
+      request_since(steady_now() - request.age);
+    }
   }
+  void receive(const CallOff& call_off);
   void receive(int from, InspectionQuestion question) {
     asked_parent_at_ = 0;
     heard_at_ = steady_now();
@@ -69,7 +85,19 @@ class StallInspector {
   double silence_begins(double since, double now) const;
   static double waiting_since(const ProcessSet& set, const Operation& operation);
   double oldest_wait(double now) const;
-  RankReport report_of_this_rank(double now) const;
+  RankReport report_of_this_rank(double now);
+  // An operation has been pending since `since`.
+  void request_since(double since) {
+    requested_ = true;
+    requested_since_ = std::fmin(requested_since_, since);
+  }
+  void begin(double since, double now);
+  std::vector<std::shared_ptr<AttachedGroup>> groups();
+  std::shared_ptr<AttachedGroup> own_group();
+  void add_group(const AttachedGroup& group, double now, RankReport& report) const;
+  bool is_pending(const OperationKey& key) const;
+  void fail_set(std::uint32_t set, int root, const Status& status);
+  void obey(const CallOff& call_off);
   void judge(const Report& report, double now);
   void call_off(const Diagnosis& diagnosis,
                 const std::map<std::uint32_t, std::vector<int>>& members);
@@ -94,6 +122,9 @@ class StallInspector {
   // The begin of the longest wait for which an inspection was requested since the last check: the
   // wait may be over later.
   double requested_since_ = kNever;
+  bool requested_for_groups_ = false;
+  // The inspection is for other groups only: nobody owes this one an answer.
+  bool is_for_groups_ = false;
   double next_at_ = 0;
   // The root: all ranks have answered; other ranks: an inspection has come.
   double heard_at_ = 0;
@@ -104,6 +135,11 @@ class StallInspector {
   double last_silence_warning_ = -1e9;
   double last_deadlock_warning_ = -kNever;
   std::map<std::pair<std::uint32_t, std::string>, double> warned_;  // when, by set and operation
+
+  std::mutex groups_mutex_;
+  std::vector<std::shared_ptr<AttachedGroup>> groups_;
+  std::shared_ptr<AttachedGroup> own_group_;
+  std::atomic<bool> has_groups_{false};  // or is one
 };
 
 }  // namespace horoplug

@@ -82,7 +82,8 @@ std::vector<Bytes> valid_messages() {
        .age = 1.5,
        .submitted = RankRanges(std::vector<int>{1, 2, 5}),
        .waiting = RankRanges(std::vector<int>{1})},
-      {.key = {2, "b"}, .age = 1.5, .join = true, .peer = 3, .submitted = {}, .waiting = {}}};
+      {.key = {2, "b"}, .age = 1.5, .join = true, .peer = 3, .submitted = {}, .waiting = {}},
+      {.key = {2, "b", "g"}, .submitted = {1}, .waiting = {}, .members = {0, 1}}};
   report.quiet = RankRanges(std::vector<int>{1, 2});
   report.waiting_for_unnamed = RankRanges(std::vector<int>{5});
   report.joined[2] = RankRanges(std::vector<int>{1});
@@ -103,7 +104,8 @@ std::vector<Bytes> valid_messages() {
           encode(Accept{300, {0, 7}}),
           encode(MessageKind::kReject, 7, {300, HP_MISMATCH, "why"}),
           encode(MessageKind::kCancel, 7, {300, HP_DEADLOCK, "why"}),
-          encode_inspection_request(2.5),
+          encode(InspectionRequest{2.5, true}),
+          encode(CallOff{{1, "a", "g"}, {HP_DEADLOCK, "why"}}),
           encode(InspectionQuestion{9, 2.5, true, {{0, "a"}, {2, "b"}}}),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),

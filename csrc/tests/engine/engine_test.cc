@@ -269,6 +269,55 @@ TEST_CASE("a deadlock is an error that names the operations, and the job continu
   }
 }
 
+TEST_CASE("a deadlock across engines is an error of both, and they continue") {
+  EngineOptions options = test_options();
+  options.deadlock_time = 0.3;
+  Cluster all(Transport::kThreads, 3, options);
+  Cluster pair(Transport::kThreads, 2, options);  // ranks 1 and 2
+  Cluster trio(Transport::kTcp, 3, options);
+  const auto attach = [&] {
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank > 0) all.engine(rank).attach(pair.engine(rank - 1), "pair", {1, 2});
+      all.engine(rank).attach(trio.engine(rank), "trio", {0, 1, 2});
+    }
+  };
+  const auto one = [](Engine& engine, const std::string& name) {
+    Order order;
+    order.op = OpKind::kBarrier;
+    order.name = name;
+    perform(engine, order);
+  };
+  attach();
+  CHECK(failure_of([&] { all.engine(0).attach(trio.engine(0), "x", {0, 1}); }).code ==
+        HP_INVALID_ARGUMENT);
+  for (int round = 0; round < 2; ++round) {
+    all.run([&](int rank) {
+      // Each rank waits in another engine.
+      const Status status = failure_of([&] {
+        one(rank == 0   ? all.engine(0)
+            : rank == 1 ? trio.engine(1)
+                        : pair.engine(1),
+            "x");
+      });
+      CHECK(status.code == HP_DEADLOCK);
+      CHECK(mentions(status, {"Rank 0 waits for 'x' (not submitted by ranks 1-2)",
+                              "rank 1 waits for 'x' in group trio (not submitted by ranks 0, 2)",
+                              "rank 2 waits for 'x' in group pair (not submitted by rank 1)"}));
+    });
+    all.run([&](int rank) {
+      one(all.engine(rank), "after");
+      if (rank > 0) one(pair.engine(rank - 1), "after");
+      one(trio.engine(rank), "after");
+    });
+  }
+  // A rank that sleeps may go on.
+  all.run([&](int rank) {
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (rank > 0) one(pair.engine(rank - 1), "late");
+    one(trio.engine(rank), "late");
+  });
+}
+
 TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlock") {
   EngineOptions options = test_options();
   options.deadlock_time = 0.1;

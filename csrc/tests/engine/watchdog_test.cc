@@ -3,12 +3,18 @@
 #include "engine/watchdog/watchdog.h"
 
 #include <doctest/doctest.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
+#include <functional>
 #include <future>
+#include <latch>
+#include <mutex>
 #include <thread>
 
 #include "controller/messages/messages.h"
@@ -62,7 +68,7 @@ struct Inspectors {
     Reader reader(message);
     switch (read_head(reader).kind) {
       case MessageKind::kInspectionRequest:
-        return inspector.request(steady_now() - decode_inspection_request(reader));
+        return inspector.receive(decode_inspection_request(reader));
       case MessageKind::kInspection:
         return inspector.receive(from, decode_inspection(reader));
       case MessageKind::kReport:
@@ -285,6 +291,13 @@ namespace {
 
 constexpr double kSlice = 0.1;
 
+// Submitted by a thread of the program, not of a pool.
+OperationPtr program_operation(const std::string& name) {
+  OperationPtr operation = make_test_operation(name);
+  operation->counts_caller = true;
+  return operation;
+}
+
 // A table with one operation, which the calling thread has submitted, or a thread of a pool.
 struct Submitted {
   explicit Submitted(bool by_pool_thread) {
@@ -355,6 +368,100 @@ TEST_CASE("threads that a waiting thread expects to submit are busy while they r
     other.join();
     CHECK(comes_to([&] { return submitted.busy_later() == 0; }));
   }
+}
+
+TEST_CASE("a thread that only polls an operation waits for it, and one that computes does not") {
+  Submitted submitted(false);
+  const auto poll = [&](const std::function<void()>& between) {
+    for (const double end = steady_now() + 0.5; steady_now() < end;) {
+      CHECK(submitted.handles.poll(submitted.operation->handle).code == HP_IN_PROGRESS);
+      between();
+    }
+  };
+  const auto busy = [&] { return submitted.handles.busy_threads(steady_now(), 0.3); };
+  CHECK(busy() == 1);
+  poll([] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  CHECK(busy() == 0);
+  CHECK(submitted.handles.awaited(*submitted.operation, steady_now()));
+  CHECK(!submitted.handles.waited_for(*submitted.operation, steady_now()));
+  CHECK(submitted.busy_later() == 1);  // it has ceased to poll
+  submitted.handles.add(program_operation("y"));
+  CHECK(busy() == 1);
+  poll([] {
+    for (const auto end = cpu_time_of(static_cast<pid_t>(::syscall(SYS_gettid))) + 20'000'000;
+         cpu_time_of(static_cast<pid_t>(::syscall(SYS_gettid))) < end;) {
+    }
+  });
+  CHECK(busy() == 1);
+}
+
+TEST_CASE("a thread that sleeps until another one wakes it may wait for a future") {
+  Submitted submitted(true);
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool over = false;
+  const int pipe = ::eventfd(0, EFD_CLOEXEC);
+  std::vector<std::int64_t> ids(3);
+  std::latch known(3);
+  const auto start = [&](std::size_t index, const std::function<void()>& body) {
+    return std::thread([&, index, body] {
+      submitted.handles.add(program_operation("of." + std::to_string(index)));
+      ids[index] = ::syscall(SYS_gettid);
+      known.count_down();
+      body();
+    });
+  };
+  std::thread waits = start(0, [&] {
+    std::unique_lock lock(mutex);
+    ended.wait(lock, [&] { return over; });
+  });
+  std::thread waits_for_a_time = start(1, [&] {
+    std::unique_lock lock(mutex);
+    ended.wait_for(lock, std::chrono::minutes(1), [&] { return over; });
+  });
+  std::thread reads = start(2, [&] {
+    eventfd_t value = 0;
+    ::eventfd_read(pipe, &value);
+  });
+  known.wait();
+  CHECK(submitted.handles.busy_threads(steady_now(), 0.2) == 3);
+  const auto note = [&] { submitted.handles.note_wait(submitted.operation->handle, ids); };
+  const auto blocked = [&] {
+    note();
+    return 3 - submitted.handles.busy_threads(steady_now(), 0.2);
+  };
+  CHECK(comes_to([&] { return blocked() == 1; }));
+  CHECK(submitted.handles.awaited(*submitted.operation, steady_now()));
+  CHECK(submitted.handles.busy_threads(steady_now() + 60, 0.2) == 3);
+  {
+    std::lock_guard lock(mutex);
+    over = true;
+  }
+  ended.notify_all();
+  ::eventfd_write(pipe, 1);
+  for (std::thread* thread : {&waits, &waits_for_a_time, &reads}) thread->join();
+  ::close(pipe);
+}
+
+TEST_CASE("threads that a waiting thread holds up are blocked with it") {
+  Submitted submitted(true);
+  std::promise<std::int64_t> id;
+  std::promise<void> end;
+  std::thread other([&] {
+    submitted.handles.add(program_operation("other"));
+    id.set_value(::syscall(SYS_gettid));
+    end.get_future().wait();
+  });
+  const std::int64_t held = id.get_future().get();
+  submitted.handles.hold_threads({held});
+  CHECK(submitted.busy_later() == 1);
+  {
+    const auto wait = submitted.wait(-1);
+    CHECK(submitted.busy_later() == 0);
+  }
+  CHECK(submitted.busy_later() == 1);
+  end.set_value();
+  other.join();
 }
 
 TEST_CASE("threads that have ended are forgotten") {

@@ -59,7 +59,10 @@ inline void decode_any(std::span<const std::byte> bytes) {
       encode(head.kind, head.set, decode_refusal(reader));
       break;
     case MessageKind::kInspectionRequest:
-      encode_inspection_request(decode_inspection_request(reader));
+      encode(decode_inspection_request(reader));
+      break;
+    case MessageKind::kCallOff:
+      encode(decode_call_off(reader));
       break;
     case MessageKind::kIntroduced:
     case MessageKind::kBye:

@@ -15,6 +15,7 @@ from horoplug.base.log import logger
 from horoplug.torch.c10d import backend
 from horoplug.torch.c10d.process_group import ProcessGroup
 
+_UNKNOWN: list[int] = []  # until torch.distributed sets it; old versions do not
 _REAL = getattr(distributed_c10d, "ProcessGroupGloo", None)
 
 
@@ -36,8 +37,12 @@ class StandIn(ProcessGroup):
         super().__init__(store, rank, size, timeout, enable_reconfigure=enable_reconfigure)
         # torch.distributed sets the options of a group of Gloo after it has created it.
         self.options = SimpleNamespace(
-            _timeout=timeout, global_ranks_in_group=[], group_name="", _devices=[]
+            _timeout=timeout, global_ranks_in_group=_UNKNOWN, group_name="", _devices=[]
         )
+
+    def _ranks_in_default(self) -> Sequence[int] | None:
+        ranks: Sequence[int] = self.options.global_ranks_in_group
+        return None if ranks is _UNKNOWN else ranks
 
     def _connect(self, limit: timedelta) -> None:
         # Programs such as torchft look for these texts of Gloo.

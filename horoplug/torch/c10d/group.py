@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from horoplug._native import Engine
+from horoplug._native import Engine, Error
 from horoplug.base.log import logger
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.torch.c10d.connect import connect
@@ -24,6 +24,8 @@ from horoplug.torch.c10d.work import Work
 from horoplug.torch.dynamo import run_methods_eagerly
 
 _open: weakref.WeakSet[Group] = weakref.WeakSet()
+_default: weakref.ref[Group] | None = None  # of torch.distributed, if it is one of horoplug
+_MOST_NAMED_RANKS = 8
 _registered_in = -1  # process id
 
 
@@ -62,6 +64,7 @@ class Group(_Base):  # type: ignore[misc]
         self._interrupted: list[torch.Tensor] = []
         self._name_of_group = self._description = ""
         self._place = Place()
+        self._can_change = enable_reconfigure
         self._splits = 0
         self._pid = os.getpid()
         self._disconnect()
@@ -71,6 +74,7 @@ class Group(_Base):  # type: ignore[misc]
 
     def _set_members(self, store: Any, rank: int, size: int, ranks: Sequence[int] = ()) -> None:
         self._rank, self._size = rank, size
+        self._given_ranks: Sequence[int] | None = ranks
         self._store = store
         self._ranks = list(ranks) or list(range(size))
         where = f" of the group of ranks {self._ranks}" if ranks and len(ranks) > 1 else ""
@@ -102,7 +106,29 @@ class Group(_Base):  # type: ignore[misc]
     # A group in Python has to keep its name and description itself; C++ code asks by the camel-case methods.
 
     def _set_group_name(self, name: str) -> None:
+        """``torch.distributed`` names each of its groups once, when it has created it."""
         self._name_of_group = name
+        self._join_search_for_deadlocks()
+
+    def _ranks_in_default(self) -> Sequence[int] | None:
+        """The ranks of the members in the default group; empty: this is the default group; None: unknown."""
+        return self._given_ranks
+
+    def _join_search_for_deadlocks(self) -> None:
+        """Let the default group look for deadlocks across groups: its ranks may wait for each other in several."""
+        global _default
+        ranks = self._ranks_in_default()
+        if ranks is None or self._can_change or self not in _open:
+            return
+        if not ranks:
+            _default = weakref.ref(self)
+            return
+        default = None if _default is None else _default()
+        if default is not None and default in _open:
+            few = len(ranks) <= _MOST_NAMED_RANKS
+            which = f"of ranks {list(ranks)}" if few else f"of {len(ranks)} ranks"
+            with contextlib.suppress(Error):  # the default group has failed
+                default._engine.attach(self._engine, f"{self._name_of_group} {which}", ranks)
 
     @property
     def group_name(self) -> str:

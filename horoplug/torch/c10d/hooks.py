@@ -21,6 +21,20 @@ def is_of_autograd(frame: FrameType | None) -> bool:
     return frame is None or str(frame.f_globals.get("__name__", "")).startswith("torch.autograd")
 
 
+def threads_of_program() -> set[int | None]:
+    """The threads that Python has started, by their identifiers."""
+    return {
+        thread.ident
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread)
+    }
+
+
+def threads_in_autograd() -> list[int]:
+    """The threads, by their identifiers, whose innermost function in Python runs backward()."""
+    return [ident for ident, frame in sys._current_frames().items() if is_of_autograd(frame)]
+
+
 class Hook:
     """A hook that runs, as the function that has asked for a future."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import threading
 import time
 import weakref
@@ -17,10 +18,13 @@ import torch.distributed as dist
 from horoplug._native import Engine, Error, Op, Status
 from horoplug.base.log import logger
 from horoplug.torch import streams
+from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
 from horoplug.torch.c10d.terms import in_its_terms
 
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
+_LOOKS = 0.25  # seconds between two looks at the threads that wait for futures
+_FIRST_LOOKS = 20  # after the last operation, before the thread of futures sleeps without a limit
 _LOST = (Status.ABORTED, Status.SHUT_DOWN)
 _CLOSE_SECONDS = 30.0  # limit for the callbacks of futures to end once the group has
 _NAMES_IN_CALLBACKS = 1024  # for operations in flight; the core remembers names
@@ -45,6 +49,8 @@ class Pending(Protocol):
     _event: Any
     _submitted: Sequence[Submitted]
     collective: bool
+    requested_by: int
+    """The thread that has asked for the future; 0: none has."""
 
     def is_completed(self) -> bool: ...
 
@@ -76,6 +82,9 @@ class Operations:
         self._waiting: dict[Pending, None] = {}  # whose futures the thread completes
         self._closed = False
         self._signal = os.eventfd(0, os.EFD_CLOEXEC)
+        self._signals = select.poll()
+        self._signals.register(self._signal, select.POLLIN)
+        self._dozes = False  # the thread sleeps without a limit, since nothing is in flight
         self._thread: threading.Thread | None = None
         self._calls_in_callbacks = 0
 
@@ -102,6 +111,15 @@ class Operations:
 
     def are_done(self, submitted: Sequence[Submitted]) -> bool:
         return all(self._engine.poll(each.handle) for each in submitted)
+
+    def end_within(self, submitted: Sequence[Submitted], seconds: float) -> bool:
+        """Block until the operations are done, for at most so many seconds. Returns whether they are."""
+        deadline = time.monotonic() + seconds
+        for each in submitted:
+            with contextlib.suppress(Error):  # it is done: it failed, or another thread finished it
+                if not self._engine.wait(each.handle, max(deadline - time.monotonic(), 0)):
+                    return False
+        return True
 
     def value(self, submitted: Submitted) -> int | None:
         """Block until a send or recv is done; the rank at the other end, or None if it failed."""
@@ -187,6 +205,9 @@ class Operations:
                 if self._thread is None:
                     self._thread = self._started_thread()
                 self._waiting[work] = None
+                if self._dozes:
+                    self._dozes = False
+                    os.eventfd_write(self._signal, 1)
         except RuntimeError:
             work._end()
             return
@@ -211,7 +232,7 @@ class Operations:
         held = False
         while True:
             if not held:
-                os.eventfd_read(self._signal)
+                self._sleep()
             with self._lock:
                 done, held = self._next_to_complete()
                 for work in done:
@@ -223,6 +244,30 @@ class Operations:
                 return
             if held:
                 time.sleep(SHORT_PAUSE)
+
+    def _sleep(self) -> None:
+        """Sleep until an operation is done. If that takes long, tell the core which threads wait for it."""
+        looks = 0
+        while True:
+            with self._lock:
+                requested = [work for work in self._waiting if work.requested_by]
+                self._dozes = not self._waiting and looks >= _FIRST_LOOKS
+            if looks and requested:
+                self._note_waits(requested)
+            if self._signals.poll(None if self._dozes else 1000 * _LOOKS):
+                break
+            looks += 1
+        os.eventfd_read(self._signal)
+
+    def _note_waits(self, works: Sequence[Pending]) -> None:
+        """Threads that have asked for futures may wait for them in C++, as DistributedDataParallel does. Threads of
+        PyTorch, which run backward() on GPUs, have asked for the thread that has called it."""
+        threads = {work.requested_by for work in works}
+        if not threads <= hooks.threads_of_program():
+            threads.update(hooks.threads_in_autograd())
+        handles = [each.handle for work in works for each in work._submitted]
+        with contextlib.suppress(Error):  # the engine ends
+            self._engine.note_waits(handles, sorted(threads))
 
     def _next_to_complete(self) -> tuple[list[Pending], bool]:
         """Works that are done, and whether hooks hold up others. Collective ones only up to the first that is not done

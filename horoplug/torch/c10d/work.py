@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from horoplug._native import value_or_raise
 from horoplug.base.log import logger
 from horoplug.torch.c10d import hooks
-from horoplug.torch.c10d.operations import SHORT_PAUSE, Operations, Submitted
+from horoplug.torch.c10d.operations import Operations, Submitted
 from horoplug.torch.c10d.profiling import Record
 from horoplug.torch.dynamo import run_methods_eagerly
 
@@ -57,6 +56,7 @@ class Work(_Base):  # type: ignore[misc]
         self._value: int | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._future_is_complete = False
+        self.requested_by = 0
         self._hook: hooks.Hook | None = None
         self._is_of_backward = False  # as the reduction of a bucket of DistributedDataParallel
         self._event = event
@@ -85,12 +85,7 @@ class Work(_Base):  # type: ignore[misc]
 
     def ends_within(self, timeout: timedelta) -> bool:
         """Block until the operations are done, for at most ``timeout``. Returns whether they are."""
-        deadline = time.monotonic() + timeout.total_seconds()
-        while not self.is_completed():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(SHORT_PAUSE)
-        return True
+        return self._done or self._operations.end_within(self._submitted, timeout.total_seconds())
 
     def is_completed(self) -> bool:
         """Whether ``wait`` returns or raises without blocking."""
@@ -137,6 +132,7 @@ class Work(_Base):  # type: ignore[misc]
             self._future = self._ended.then(value_or_raise)
             self._hook = hooks.running_hook(caller)
             self._is_of_backward = self._hook is not None or hooks.is_of_autograd(caller)
+            self.requested_by = threading.get_ident()
             done = self._done
         if not done and self._operations.in_callback():
             # The callback may wait for the future, which only its own thread would complete.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -164,6 +165,83 @@ TEST_CASE("ranks that have joined are not missing, and busy threads make a deadl
   REQUIRE(diagnosis.possible_deadlock);
   CHECK(has(*diagnosis.possible_deadlock, "'x' (not submitted by ranks 6-10)"));
   CHECK(has(*diagnosis.possible_deadlock, ", and has 2 threads that do not wait"));
+}
+
+// The largest set of ranks that wait only for each other, by trying all sets.
+TEST_CASE("deadlocks across groups are those that an exhaustive search finds") {
+  std::mt19937_64 random(testing::test_seed());
+  const auto chance = [&](unsigned one_in) { return random() % one_in == 0; };
+  int deadlocks = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const int size = 2 + static_cast<int>(random() % 4);
+    const auto everyone = static_cast<unsigned>((1 << size) - 1);
+    struct Operation {
+      std::string group, name;
+      unsigned members, submitted = 0, waiting = 0;
+    };
+    std::vector<Operation> operations;
+    for (const std::string group : {"", "g", "h"}) {
+      const unsigned members =
+          group.empty() ? everyone : (random() & everyone) | 1 | (1U << (size - 1));
+      for (const std::string name : {"a", "b"}) operations.push_back({group, name, members});
+    }
+    std::vector<RankReport> reports;
+    unsigned free = 0;  // ranks that may go on
+    for (int rank = 0; rank < size; ++rank) {
+      RankReport report = quiet_rank(rank);
+      const unsigned self = 1U << rank;
+      for (Operation& operation : operations) {
+        if ((operation.members & self) == 0 || !chance(3)) continue;
+        const bool waits = !chance(4);
+        operation.submitted |= self;
+        if (waits) operation.waiting |= self;
+        RankReport::Pending pending{.name = operation.name, .age = 10, .waited = waits};
+        if (!operation.group.empty()) {
+          pending.group = operation.group;
+          for (int member = 0; member < size; ++member) {
+            if ((operation.members >> member & 1) != 0) pending.members.push_back(member);
+          }
+        }
+        report.pending.push_back(pending);
+      }
+      if (chance(8)) report.quiet = 1;
+      if (chance(8)) report.busy_threads = 1;
+      if (report.quiet < 5 || report.busy_threads > 0) free |= self;
+      reports.push_back(std::move(report));
+    }
+    unsigned stuck = 0;
+    for (unsigned set = 1; set <= everyone; ++set) {
+      unsigned waiting = 0;
+      bool holds = (set & free) == 0;
+      for (const Operation& operation : operations) {
+        const unsigned missing = operation.members & ~operation.submitted;
+        if ((operation.waiting & set) == 0) continue;
+        waiting |= operation.waiting;
+        holds &= missing != 0 && (missing & ~set) == 0;
+      }
+      if (holds && (set & ~waiting) == 0) stuck |= set;
+    }
+    std::set<std::string> groups;
+    for (const Operation& operation : operations) {
+      if ((operation.waiting & stuck) != 0) groups.insert(operation.group);
+    }
+    const bool is_left_to_a_group = groups.size() == 1 && !groups.contains("");
+    SimulatedInspection job(size, 2);
+    const Diagnosis diagnosis =
+        diagnose_job(job, [&](int rank) { return reports[static_cast<std::size_t>(rank)]; });
+    CAPTURE(round);
+    REQUIRE(diagnosis.deadlock.has_value() == (stuck != 0 && !is_left_to_a_group));
+    for (const auto& stall : diagnosis.stalls) CHECK(stall.set == 0);
+    if (!diagnosis.deadlock) continue;
+    ++deadlocks;
+    CHECK(diagnosis.deadlocked_sets.size() == groups.count(""));
+    CHECK(diagnosis.deadlocked_elsewhere.size() == groups.size() - groups.count(""));
+    for (const auto& [operation, rank] : diagnosis.deadlocked_elsewhere) {
+      CHECK((stuck >> rank & 1) != 0);
+      CHECK(has(*diagnosis.deadlock, "in group " + operation.group));
+    }
+  }
+  CHECK(deadlocks > 50);
 }
 
 TEST_CASE("no message of an inspection grows with the number of pending operations") {
