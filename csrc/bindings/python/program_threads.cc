@@ -117,10 +117,15 @@ py::object local(const py::object& frame, const char* name) {
   return py::reinterpret_steal<py::object>(value);
 }
 
+bool is_of_this_process(std::int64_t id) {
+  return ::syscall(SYS_tgkill, ::getpid(), static_cast<pid_t>(id), 0) == 0;
+}
+
 // The threads that Python's threading module knows, and what they wait for in it.
 class Threads {
  public:
   Threads() {
+    const py::object main_thread = global("threading", "_main_thread");
     for (const auto& [ident, thread] : threads_) {
       const py::object id = attribute(thread, "_native_id");
       if (!id || !PyLong_Check(id.ptr())) continue;  // it does not run yet
@@ -128,6 +133,8 @@ class Threads {
       entry.object = thread.ptr();
       entry.ident = ident.cast<std::int64_t>();
       entry.id = id.cast<std::int64_t>();
+      // In a forked child, Python keeps the id that its main thread had in the parent.
+      if (thread.is(main_thread) && !is_of_this_process(entry.id)) entry.id = ::getpid();
       entry.daemon = attribute(thread, "_daemonic").is(py::bool_(true));
       entry.idle = is_idle_executor_thread(frames_, ident);
       const py::object frame = frame_of(frames_, ident);

@@ -300,7 +300,7 @@ TEST_CASE("a deadlock across engines is an error of both, and they continue") {
             "x");
       });
       CHECK(status.code == HP_DEADLOCK);
-      CHECK(mentions(status, {"Rank 0 waits for 'x' (not submitted by ranks 1-2)",
+      CHECK(mentions(status, {"Rank 0 waits for 'x' (not submitted by ranks 1, 2)",
                               "rank 1 waits for 'x' in group trio (not submitted by ranks 0, 2)",
                               "rank 2 waits for 'x' in group pair (not submitted by rank 1)"}));
     });

@@ -183,7 +183,7 @@ TEST_CASE(
   CHECK(!job.inspectors[0]->running());
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"stalled: ", "'x'", "ranks 0, 2"}));
   const std::size_t lines = ranks[0]->logged.size();
-  job.inspectors[0]->request(now);
+  job.inspectors[0]->receive(InspectionRequest{});
   job.inspectors[0]->check(now + 6);
   job.run();
   CHECK(!job.inspectors[0]->running());
@@ -262,6 +262,27 @@ TEST_CASE("a silence begins with the wait, also if another rank waits and passes
     const Status late = failure_of([&] { root.check(now + left + 0.1); });
     CHECK(mentions(late, {"pending for 10 s, waiting for rank 2, which does not answer"}));
   }
+}
+
+TEST_CASE("a rank that does not answer an inspection for other groups is not blamed") {
+  EngineOptions options;
+  options.stall_check_time = 10;
+  options.operation_timeout = 100;
+  const auto ranks = make_parts(2, options);
+  Inspectors job(ranks);
+  StallInspector& root = *job.inspectors[0];
+  const double now = steady_now();
+  root.receive(InspectionRequest{0, true});
+  root.check(now);
+  job.run(1);
+  CHECK(root.running());
+  CHECK_NOTHROW(root.check(now + 1000));
+  CHECK(ranks[0]->logged.empty());
+  // An operation of this one waits, too: its limits count from now on.
+  root.receive(InspectionRequest{});
+  CHECK_NOTHROW(root.check(now + 2000));
+  CHECK_NOTHROW(root.check(now + 2005));
+  CHECK(failure_of([&] { root.check(now + 2200); }).code == HP_TIMEOUT);
 }
 
 TEST_CASE("ranks that are blocked on each other's operations have them called off") {

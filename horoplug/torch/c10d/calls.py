@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from horoplug._native import Error, Op, Result
 from horoplug.common import dtypes
@@ -225,7 +226,14 @@ class Calls(Group):
         memory = result.memory
         if memory is None:  # the result is in the output, or has no elements
             return
-        if isinstance(output, torch.Tensor):
+        single = isinstance(output, torch.Tensor)
+        room = output.numel() if single else sum(tensor.numel() for tensor in output)
+        if room and room != memory.nbytes // dense.element_size():
+            raise dist.DistBackendError(
+                f"{self._who}: ranks disagree about the size of a tensor: by rank, they gave {list(result.row_counts)} "
+                f"elements, and this rank expects {room} in all (pass tensors of the same size on every rank)"
+            )
+        if single:
             if output.numel():
                 source = ADAPTER.from_memory(memory, dense, output.shape)
                 output.detach().copy_(source)
