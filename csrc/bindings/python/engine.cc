@@ -13,7 +13,6 @@
 #include <tuple>
 
 #include "errors.h"
-#include "horoplug/waits.h"
 #include "prepared.h"
 #include "process.h"
 #include "program_threads.h"

@@ -11,8 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "horoplug/waits.h"
-
 namespace py = pybind11;
 
 // No function of this file runs Python code: the interpreter calls the handlers of signals between

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "engine/abi/abi.h"
-#include "horoplug/waits.h"
 
 using namespace horoplug::abi;
 

@@ -3,7 +3,6 @@
 
 #include "engine/abi/abi.h"
 #include "engine/operations/submission.h"
-#include "horoplug/waits.h"
 
 using namespace horoplug::abi;
 using horoplug::Error;
