@@ -294,10 +294,7 @@ TEST_CASE("a deadlock across engines is an error of both, and they continue") {
     all.run([&](int rank) {
       // Each rank waits in another engine.
       const Status status = failure_of([&] {
-        one(rank == 0   ? all.engine(0)
-            : rank == 1 ? trio.engine(1)
-                        : pair.engine(1),
-            "x");
+        one(rank == 0 ? all.engine(0) : rank == 1 ? trio.engine(1) : pair.engine(1), "x");
       });
       CHECK(status.code == HP_DEADLOCK);
       CHECK(mentions(status, {"Rank 0 waits for 'x' (not submitted by ranks 1, 2)",
