@@ -31,6 +31,10 @@ def last():
     return dist.get_world_size() - 1
 
 
+def new_group(ranks):
+    return dist.new_group(ranks, timeout=timedelta(seconds=LIMIT))
+
+
 # ---- the operations of the other ranks
 
 OTHERS = {
@@ -195,8 +199,7 @@ def in_several_groups(orders):
     """Rank r calls barriers on the groups ``orders[r]``, which are those of all ranks but one, and all of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [
-        dist.new_group([r for r in range(size) if r != without or size == 2])
-        for without in range(size)
+        new_group([r for r in range(size) if r != without or size == 2]) for without in range(size)
     ]
     dist.barrier()
     try:
@@ -265,7 +268,7 @@ BUSY = [time.sleep, reads_a_pipe, computes, waits_for_a_daemon]
 
 def late(kinds):
     """Rank 0 asks for a future, is busy for longer than the deadlock time, and then does what the others wait for."""
-    mine = dist.new_group()
+    mine = new_group(list(range(dist.get_world_size())))
     for kind in kinds:
         tensor = torch.ones(1)
         if dist.get_rank() == 0:
@@ -298,7 +301,7 @@ def test_late_rank_with_a_pending_future_is_no_deadlock(pool, tmp_path):
 def late_in_another_group():
     """Ranks 0 and 1 wait in different groups for rank 2, or for each other, while rank 2 sleeps."""
     rank = dist.get_rank()
-    groups = [dist.new_group(members) for members in ([0, 1], [1, 2])]
+    groups = [new_group(members) for members in ([0, 1], [1, 2])]
     if rank == 2:
         time.sleep(3 * DEADLOCK_TIME)
     if rank >= 1:
