@@ -74,8 +74,8 @@ def shown(value: Any) -> str:
 
 
 def check_rows(functions: Mapping[str, Function], rows: Callable[[str], Rows]) -> None:
-    """Raises AssertionError for an argument without a row, a row without an argument, a row that the guide does not list
-    and one whose test does not exist."""
+    """Raises AssertionError for an argument without a row, a row without an argument, an argument without effect that
+    the guide does not list, and a row whose test does not exist."""
     documented = DOCUMENTED.read_text()
     problems = []
     for name, function in functions.items():
