@@ -13,7 +13,7 @@ import pytest
 from horoplug.runner.checks import reads_program
 from tests.harness import ROOT
 from tests.harness.netns import Cluster
-from tests.harness.support import until
+from tests.harness.support import process_state, until
 
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
 RUN = [sys.executable, "-m", "horoplug.runner"]
@@ -113,12 +113,15 @@ def test_no_more_is_read_than_a_rank_takes(tmp_path):
     written, most = 0, 8 << 20
     os.set_blocking(process.stdin.fileno(), False)
     try:
-        # A second without room: the launcher does not read any more.
-        while written < most and select.select([], [process.stdin], [], 1 if written else 60)[1]:
+        # The launcher starts, and reads beyond the pipe. Two seconds without room: it does not read any more.
+        while written < most:
+            seconds = 2 if written > 1 << 17 else 60
+            if not select.select([], [process.stdin], [], seconds)[1]:
+                break
             written += os.write(process.stdin.fileno(), bytes(1 << 16))
         go.write_text("")
         assert b"closed" in process.stdout.readline()
-        assert 0 < written < 1 << 20
+        assert 1 << 17 < written < 1 << 20
         (tmp_path / "go2").write_text("")
         assert process.wait(60) == 0
     finally:
@@ -176,6 +179,7 @@ def read_until(terminal, text):
         return text in found
 
     until(read, 120)
+    assert text in found
     return found
 
 
@@ -185,20 +189,27 @@ def end(pid, terminal):
     os.waitpid(pid, 0)
 
 
-def test_job_in_the_background_of_a_terminal_is_not_stopped():
+def test_job_in_the_background_of_a_terminal_is_not_stopped(tmp_path):
     """It would be, if it read from the terminal. Its input begins when it comes to the foreground."""
-    run = " ".join(
-        [*RUN, "--no-status", "-np", "2", "bash -c 'echo up; [ $HOROVOD_RANK = 1 ] || head -1'"]
-    )
+    go = tmp_path / "go"
+    rank = "'echo up; [ $HOROVOD_RANK = 1 ] || head -1'"
+    run = " ".join([*RUN, "--no-status", "-np", "2", "bash", "-c", rank])
+    wait = f"until [ -e {go} ]; do sleep 0.05; done"
     pid, terminal = in_terminal(
-        f"{run} & sleep 2; jobs; echo asks; read line; echo shell $line; fg; echo $?"
+        f"{run} & echo pid $!.; {wait}; read line; echo shell $line; fg; echo rc $?"
     )
     try:
+        said = read_until(terminal, "[0]<stdout>:up")
+        launcher = int(said.partition("pid ")[2].partition(".")[0])
         os.write(terminal, b"first\n")
-        assert "Stopped" not in read_until(terminal, "shell first")
+        for _ in range(20):  # two seconds in which the line can be read
+            assert process_state(launcher) != "T"
+            select.select([], [], [], 0.1)
+        go.write_text("")
+        read_until(terminal, "shell first")
         os.write(terminal, b"second\n")
-        assert "[0]<stdout>:second" in read_until(terminal, "[0]<stdout>:second").replace("\r", "")
-        read_until(terminal, "\n0\r")
+        said = read_until(terminal, "rc 0")
+        assert "[0]<stdout>:second" in said
     finally:
         end(pid, terminal)
 
