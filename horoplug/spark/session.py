@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, overload
 
+from horoplug.base import alias
 from horoplug.compat import SITE
 from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.runner.environment import DECIDED
@@ -138,10 +139,7 @@ def named_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def is_compat() -> bool:
     """Whether this process imports horoplug under the name horovod (:mod:`horoplug.compat`)."""
-    is_installed = any(
-        type(finder).__module__ == "horoplug.compat.finder" for finder in sys.meta_path
-    )
-    return is_installed or SITE in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return alias.is_compat() or SITE in os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 def reason(error: BaseException) -> str:

@@ -153,7 +153,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _requires_update(self) -> set[torch.Tensor]:
-        return set(self._reduction.delay)
+        """The parameters that are reduced although they have no gradient. Programs change or replace the set."""
+        return self._reduction.required
+
+    @_requires_update.setter
+    def _requires_update(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._reduction.required = set(parameters)
 
     @property
     def _grad_accs(self) -> list[Any]:

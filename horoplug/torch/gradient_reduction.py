@@ -50,6 +50,8 @@ class GradientReduction:
         submitted."""
         self.delay: dict[torch.Tensor, int] = {}
         """The number of backward passes until a gradient is ready, by parameter that is reduced."""
+        self.required: set[torch.Tensor] = set()
+        """The parameters that are reduced in each step. Others are reduced only if backward has reached them."""
         self.hooks: list[Any] = []
         self.paused = False
         """Whether backward passes leave the gradients pending, whatever their number (``no_sync``)."""
@@ -77,6 +79,7 @@ class GradientReduction:
 
         for parameter in parameters:
             self.delay[parameter] = self.passes
+            self.required.add(parameter)
             register: Any = parameter.register_post_accumulate_grad_hook  # has no type
             self.hooks.append(register(hook))
 
@@ -169,7 +172,11 @@ class GradientReduction:
 
     def _submit_pending(self) -> None:
         self._forget_old_buckets()
-        incomplete = [group for group in self.groups.counts if group not in self.handles]
+        incomplete = [
+            group
+            for group in self.groups.counts
+            if group not in self.handles and any(self._is_wanted(p) for p in group)
+        ]
         if self.buckets is not None:
             # Ready gradients were moved when their hooks ran. Later changes of `grad` by the program have no effect.
             self._move_to_buckets(p for group in incomplete for p in group if self.delay[p] > 0)
@@ -179,9 +186,14 @@ class GradientReduction:
             for parameter in self.delay
             if self.handles.get(parameter, _NOT_SUBMITTED)[0] is None
             and parameter not in self.groups.of
+            and self._is_wanted(parameter)
         ]
         if missing:
             self._submit(missing)
+
+    def _is_wanted(self, parameter: torch.Tensor) -> bool:
+        """Whether a gradient that has not been submitted is reduced in this step."""
+        return parameter in self.required or self.delay[parameter] < self.passes
 
     # Under no_grad, since backward(create_graph=True) records what hooks do.
 

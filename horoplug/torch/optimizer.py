@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from horoplug.base.alias import public_name
 from horoplug.base.errors import NotInitializedError, not_an_optimizer
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
@@ -89,7 +90,11 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
 
     kind = type(optimizer)
-    body = {"__module__": __name__, "__doc__": kind.__doc__, "_wrapped_class": kind}
+    body = {
+        "__module__": public_name(__name__),
+        "__doc__": kind.__doc__,
+        "_wrapped_class": kind,
+    }
     wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
     wrapped._take_attributes(optimizer)
     wrapped._distribute(

@@ -193,6 +193,30 @@ def check_frozen_and_added():
         assert all(torch.equal(whole, other) for other in hvd.allgather_object(whole))
 
 
+def check_required():
+    """Programs take parameters out of ``_requires_update``: those without a gradient are not reduced then."""
+    for groups in (None, 2):
+        for change in (
+            lambda optimizer, model: setattr(optimizer, "_requires_update", set()),
+            lambda optimizer, model: setattr(optimizer, "_requires_update", []),
+            lambda optimizer, model: optimizer._requires_update.clear(),
+            lambda optimizer, model: [
+                optimizer._requires_update.discard(p) for p in model.unused.parameters()
+            ],
+        ):
+            model = Model()
+            optimizer = wrapped(model, groups=groups and [list(model.unused.parameters())])
+            change(optimizer, model)
+            train(optimizer, model, 2)
+            assert all(p.grad is None for p in model.unused.parameters())
+            whole = torch.cat([p.detach().flatten() for p in model.parameters()])
+            assert all(torch.equal(whole, other) for other in hvd.allgather_object(whole))
+            optimizer._requires_update.update(model.unused.parameters())
+            train(optimizer, model, 1)
+            if hvd.size() > 1:
+                assert all(p.grad is not None for p in model.unused.parameters())
+
+
 def check_replaced():
     """The hooks of a wrapper disappear with it, so that the same parameters can be wrapped again."""
     model = Model()
@@ -227,6 +251,7 @@ CHECKS = [
     check_custom_optimizer,
     check_frozen_and_added,
     check_replaced,
+    check_required,
     check_create_graph,
 ]
 
