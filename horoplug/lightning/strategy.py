@@ -14,18 +14,9 @@ from horoplug.lightning.environment import HorovodEnvironment
 from horoplug.lightning.job import JobMixin
 
 
-class HorovodStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
-    """Train with one process per rank, which ``horovodrun`` or another launcher of :func:`horoplug.torch.init` starts.
-
-    ``Trainer(strategy="horovod")`` after ``import horoplug.lightning`` creates it without arguments.
-
-    scale_lr: multiply the learning rates of ``configure_optimizers``, and of its schedulers, by the number of ranks,
-        as the strategy of Lightning 1 did. A checkpoint contains the scaled rates.
-    optimizer_options: further arguments of :func:`horoplug.torch.DistributedOptimizer`, such as ``compression``.
-    options: arguments of every strategy: accelerator, parallel_devices, cluster_environment, checkpoint_io,
-        precision_plugin.
-
-    Creating it joins the job, and raises the exceptions of ``hvd.init``."""
+class StrategyMixin(JobMixin):
+    """What ``HorovodStrategy`` adds to a ``ParallelStrategy``, which the packages lightning and pytorch_lightning both
+    have."""
 
     strategy_name = "horovod"
     model: Any
@@ -88,3 +79,17 @@ class HorovodStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self._reduce(tensor, group, reduce_op)
+
+
+class HorovodStrategy(StrategyMixin, ParallelStrategy):  # type: ignore[misc]
+    """Train with one process per rank, which ``horovodrun`` or another launcher of :func:`horoplug.torch.init` starts.
+
+    ``Trainer(strategy="horovod")`` after ``import horoplug.lightning`` creates it without arguments.
+
+    scale_lr: multiply the learning rates of ``configure_optimizers``, and of its schedulers, by the number of ranks,
+        as the strategy of Lightning 1 did. A checkpoint contains the scaled rates.
+    optimizer_options: further arguments of :func:`horoplug.torch.DistributedOptimizer`, such as ``compression``.
+    options: arguments of every strategy: accelerator, parallel_devices, cluster_environment, checkpoint_io,
+        precision_plugin.
+
+    Creating it joins the job, and raises the exceptions of ``hvd.init``."""

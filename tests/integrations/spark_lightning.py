@@ -135,6 +135,40 @@ def test_two_ranks_train_like_one_process_and_resume(frame, store, tmp_path):
     np.testing.assert_allclose(predicted, outputs[:, 0], rtol=1e-4, atol=1e-5)
 
 
+def test_module_of_pytorch_lightning(frame, store):
+    """The package pytorch_lightning has the same classes as lightning.pytorch, as other objects."""
+    from horoplug.spark.lightning import TorchEstimator
+
+    pl = pytest.importorskip("pytorch_lightning")
+    body = {name: vars(Module)[name] for name in ("forward", "loss", "training_step")}
+
+    class OfPytorchLightning(pl.LightningModule):
+        locals().update(body)
+
+        def __init__(self):
+            super().__init__()
+            self.net = Module().net
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), RATE / 2, momentum=0.9)
+
+    x, y = (torch.tensor(value).float() for value in columns(frame, "x", "y"))
+    _, expected = by_hand(x, y[:, None], 2)
+    estimator = TorchEstimator(
+        model=OfPytorchLightning(),
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y"],
+        label_shapes=[[-1, 1]],
+        batch_size=100,
+        epochs=2,
+        num_proc=2,
+        verbose=0,
+    )
+    model = estimator.fit(frame).getModel()
+    torch.testing.assert_close(parameters(model), expected, rtol=1e-3, atol=1e-5)
+
+
 def test_plain_module_with_loss_optimizer_and_metrics(frame, store, capfd):
     from horoplug.spark.lightning import TorchEstimator
 

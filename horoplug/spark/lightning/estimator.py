@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 try:
-    from lightning.pytorch import LightningModule
+    import lightning as _lightning  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "horoplug.spark.lightning needs Lightning 2: pip install 'horoplug[lightning]'"
@@ -21,6 +21,7 @@ from horoplug.spark.common.errors import EstimatorError
 from horoplug.spark.common.estimator import HorovodEstimator
 from horoplug.spark.common.params import Spec, parameters
 from horoplug.spark.common.work import Outcome, Work
+from horoplug.spark.lightning.package import package_of
 from horoplug.spark.lightning.plain import PlainModule
 from horoplug.spark.torch.estimator import TorchModel as _TorchModel
 from horoplug.spark.torch.losses import Loss, Metrics
@@ -41,8 +42,9 @@ from horoplug.spark.torch.losses import Loss, Metrics
     Spec("val_async_data_loader_queue_size", None, "accepted for compatibility; no effect"),
 )
 class TorchEstimator(HorovodEstimator):
-    """Trains a ``LightningModule``, whose ``training_step`` and ``validation_step`` get a dictionary with a tensor for
-    each column, including those of labels and weights. A column that is a feature and a label has the feature's shape.
+    """Trains a ``LightningModule`` of the package lightning or pytorch_lightning (version 2), whose ``training_step``
+    and ``validation_step`` get a dictionary with a tensor for each column, including those of labels and weights. A
+    column that is a feature and a label has the feature's shape.
 
     ``forward`` gets one tensor for each feature column: ``transform`` calls it. Learning rates are multiplied by the
     number of ranks, as by Horovod's strategy for Lightning. Metrics are what the module logs, best with
@@ -59,7 +61,7 @@ class TorchEstimator(HorovodEstimator):
         model = self.value("model")
         if not isinstance(model, torch.nn.Module):
             raise EstimatorError(f"model={model!r}: must be a LightningModule")
-        if not isinstance(model, LightningModule):
+        if package_of(model) is None:
             missing = [name for name in ("optimizer", "loss") if self.value(name) is None]
             if missing:
                 raise EstimatorError(
@@ -69,7 +71,7 @@ class TorchEstimator(HorovodEstimator):
 
     def _module(self) -> Any:
         model = self.value("model")
-        if isinstance(model, LightningModule):
+        if package_of(model) is not None:
             return model
         labels, weight = self.value("label_cols"), self.value("sample_weight_col")
         return PlainModule(
@@ -103,7 +105,7 @@ class TorchEstimator(HorovodEstimator):
     def _fitted(self, outcome: Outcome, work: Work, values: dict[str, Any]) -> TorchModel:
         state = torch.load(io.BytesIO(outcome.state), weights_only=True)
         model = copy.deepcopy(self.value("model"))
-        if not isinstance(model, LightningModule):
+        if package_of(model) is None:
             state = {name.removeprefix("module."): value for name, value in state.items()}
         model.load_state_dict(state)
         return TorchModel(model=model, input_shapes=self.value("input_shapes"), **values)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 
 import horoplug.torch as hvd
-from horoplug.lightning import HorovodStrategy
+from horoplug.lightning.strategy import StrategyMixin
 from horoplug.spark.common.columns import reshape
 from horoplug.spark.common.reading import Block, Reader
 from horoplug.spark.common.work import Outcome, Work
+from horoplug.spark.lightning.package import package_of
 from horoplug.spark.lightning.plain import PlainModule
 from horoplug.spark.torch.tensors import float_dtype, tensor
 
@@ -35,14 +35,17 @@ def train(work: Work) -> Outcome | None:
 
 def _train(work: Work, folder: Path) -> Outcome | None:
     options, objects = work.options, work.objects()
+    module = objects["model"]
+    package = package_of(module)
     if options["random_seed"] is not None:
-        lightning.seed_everything(options["random_seed"] + hvd.rank(), verbose=False)
+        package.seed_everything(options["random_seed"] + hvd.rank(), verbose=False)
     if not options["verbose"]:
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    module, recorder = objects["model"], _Recorder(work, folder)
-    trainer = lightning.Trainer(
+        logging.getLogger(package.__name__).setLevel(logging.WARNING)
+    recorder = type("Recorder", (_Recorder, package.Callback), {})(work, folder)
+    strategy = type("HorovodStrategy", (StrategyMixin, package.strategies.ParallelStrategy), {})
+    trainer = package.Trainer(
         **{
-            **_arguments(work, objects, folder),
+            **_arguments(work, objects, folder, strategy),
             "callbacks": [*(objects["callbacks"] or ()), recorder],
         }
     )
@@ -69,14 +72,16 @@ def _train(work: Work, folder: Path) -> Outcome | None:
     return Outcome(recorder.history, buffer.getvalue(), [])
 
 
-def _arguments(work: Work, objects: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _arguments(
+    work: Work, objects: dict[str, Any], folder: Path, strategy: type[Any]
+) -> dict[str, Any]:
     """The arguments of the Trainer."""
     options = work.options
     gpu = options["use_gpu"] and torch.cuda.is_available()
     compression = objects["gradient_compression"] or hvd.Compression.none
     return {
         "accelerator": "gpu" if gpu else "cpu",
-        "strategy": HorovodStrategy(optimizer_options={"compression": compression}),
+        "strategy": strategy(optimizer_options={"compression": compression}),
         "max_epochs": options["epochs"],
         "logger": objects["logger"] or False,
         "log_every_n_steps": options["log_every_n_steps"],
@@ -148,8 +153,8 @@ class _ValLoader:
         return map(self._convert, itertools.islice(self._reader.one_pass(), self._steps))
 
 
-class _Recorder(lightning.pytorch.Callback):  # type: ignore[misc]
-    """Keeps what the module has logged for each epoch, and saves a checkpoint after it."""
+class _Recorder:
+    """Keeps what the module has logged for each epoch, and saves a checkpoint after it. For a ``Callback``."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self._work = work
