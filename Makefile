@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d environments other-environments soak test-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
+.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), in all frameworks and under mpirun, and"
 	@echo "             training beside busy threads"
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
+	@echo "make test-upstream-examples HOROVOD=/path/to/clone   Horovod's own examples, unedited"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
 	@echo "make test-integrations   tests with Lightning, Accelerate, Transformers and torch.compile, and of torchrun's restarts"
 	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"
@@ -233,6 +234,12 @@ soak: build .venv/.tensorflow .venv/.jax $(SOAK_MPIS)
 RANKS ?= 2 3 4
 test-c10d: build
 	@$(ACTIVATE) PYTHONPATH=. python tests/torch/c10d/compare_with_gloo.py $(RANKS)
+
+# HOROVOD: a clone of Horovod's repository, whose examples run under the name horovod.
+HOROVOD ?=
+test-upstream-examples: build .venv/.tensorflow
+	@[ -e "$(HOROVOD)" ] || { echo "HOROVOD=/path: give the path of a clone of Horovod's repository"; exit 1; }
+	@$(ACTIVATE) HOROVOD_CLONE="$(HOROVOD)" python -m pytest -o python_files='*.py' tests/api/upstream_examples.py $(PYTEST_ARGS)
 
 # What repeats tests of make test with further versions and backends of frameworks.
 test-matrix: build environments .venv-oldest/.installed build/mpi/abi/.installed
