@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from horoplug.base.log import logger
-from horoplug.compat import names
+from horoplug.compat import attributes, names
 
 # `from horovod.torch import x` looks for the submodule horoplug.torch.x, since that is the module's own name.
 _PACKAGES_BY_TARGET = {
@@ -22,6 +22,10 @@ _PACKAGES_BY_TARGET = {
     for name, target in names.MODULES.items()
     if any(other.startswith(f"{name}.") for other in names.MODULES)
 }
+
+_ALIASES: dict[str, list[str]] = {}
+for _name, _target in names.MODULES.items():
+    _ALIASES.setdefault(_target, []).append(_name)
 
 
 class Finder(MetaPathFinder):
@@ -48,6 +52,10 @@ class Finder(MetaPathFinder):
             return ModuleSpec(fullname, _AliasLoader(names.MODULES[fullname]), origin="horoplug")
         if any(f"{fullname}.".startswith(f"{name}.") for name in names.MISSING):
             raise _missing(fullname)
+        package, _, name = fullname.rpartition(".")
+        refusal = attributes.refusal(package, name)
+        if refusal is not None:
+            raise ModuleNotFoundError(refusal, name=package)
         return None
 
     def _refuse_attribute(self, fullname: str, path: Sequence[str] | None) -> None:
@@ -56,8 +64,9 @@ class Finder(MetaPathFinder):
         If horoplug.torch has no x, Python handles ``from horovod.torch import x`` by importing horoplug.torch.x."""
         package, _, name = fullname.rpartition(".")
         known = _PACKAGES_BY_TARGET.get(package)
-        if known and name in names.NAMES[known] and not PathFinder.find_spec(fullname, path):
-            raise _missing(f"{known}.{name}", f"{known}.{name}")
+        refusal = attributes.refusal(known, name) if known else None
+        if refusal is not None and not PathFinder.find_spec(fullname, path):
+            raise ModuleNotFoundError(refusal, name=f"{known}.{name}")
 
     def _name_real(self) -> None:
         """Log once that an installed Horovod is not used."""
@@ -87,8 +96,11 @@ class _PackageLoader(Loader):
                 known, source = names.ATTRIBUTES[f"{name}.{attribute}"]
                 return getattr(importlib.import_module(source), known)
             if f"{name}.{attribute}" in names.MISSING:
-                raise AttributeError(_text(f"{name}.{attribute}"))
-            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+                raise AttributeError(attributes.text(f"{name}.{attribute}"))
+            raise AttributeError(
+                attributes.refusal(name, attribute)
+                or f"module {name!r} has no attribute {attribute!r}"
+            )
 
         vars(module)["__getattr__"] = find
 
@@ -114,11 +126,10 @@ class _AliasLoader(Loader):
 
 def _add_names() -> None:
     """Add Horovod's further attributes to the loaded modules of horoplug. (hvd.mpi_ops works without an import.)"""
-    for alias, added in names.ADDED.items():
-        module = sys.modules.get(names.MODULES[alias])
-        for name, source in added if module else ():
-            if not hasattr(module, name):
-                setattr(module, name, getattr(importlib.import_module(source), name))
+    for target, aliases in _ALIASES.items():
+        module = sys.modules.get(target)
+        if module is not None:
+            attributes.extend(module, aliases)
 
 
 def install() -> Finder:
@@ -141,13 +152,7 @@ def _exists(module: str) -> bool:
     return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
-def _text(name: str) -> str:
-    return f"horoplug does not provide {name} yet"
-
-
-def _missing(name: str, not_found: str | None = None) -> ModuleNotFoundError:
+def _missing(name: str) -> ModuleNotFoundError:
     # `from x import y` swallows an error about the module x.y and reports only that x has no y. So the error names the
     # module of horoplug instead.
-    return ModuleNotFoundError(
-        _text(name), name=not_found or name.replace("horovod", "horoplug", 1)
-    )
+    return ModuleNotFoundError(attributes.text(name), name=name.replace("horovod", "horoplug", 1))

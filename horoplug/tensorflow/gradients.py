@@ -134,7 +134,7 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def _gradient(op: Any, *grads: Any) -> list[Any]:
+def gradient(op: Any, *grads: Any) -> list[Any]:
     """The gradients of an operation's inputs."""
     forward = Forward(op)
     rule = _RULES[op.type.removeprefix("Horovod")]
@@ -142,8 +142,8 @@ def _gradient(op: Any, *grads: Any) -> list[Any]:
 
 
 for _name in _RULES:
-    tf.RegisterGradient(f"Horovod{_name}")(_gradient)
-    xla.register_gradient(f"Horovod{_name}", _gradient)
+    tf.RegisterGradient(f"Horovod{_name}")(gradient)
+    xla.register_gradient(f"Horovod{_name}", gradient)
 _QUERIES = ("Size", "LocalSize", "Rank", "LocalRank", "ProcessSetIncluded", "Defers")
 for _name in ("Join", "Barrier", *_QUERIES):
     tf.no_gradient(f"Horovod{_name}")

@@ -7,42 +7,212 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 
 from horoplug.common import reduce_ops
-from horoplug.compat import env, threads, timeout, util
+from horoplug.compat import env, secret, threads, timeout, util
 from horoplug.compat.basics import HorovodBasics
 from tests.harness.support import environment
 
 pytest_plugins = ["tests.harness.jobs"]
 
 
-def test_every_horovod_name_exists():
-    code = """
-import horoplug.compat
-horoplug.compat.install()
-from horoplug.compat.names import MODULES, NAMES, PACKAGES
-assert set(NAMES) <= {*MODULES, *PACKAGES}
-assert set(MODULES) <= set(NAMES), "no names are known of a module"
-for module, listed in NAMES.items():
-    for name in listed:
+def run_compat(code):
+    code = "import horoplug.compat; horoplug.compat.install()\n" + code
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_horovod_name_is_decided():
+    """Each name of Horovod is an attribute, or a line says what to use instead; never both."""
+    run_compat("""
+import importlib
+from horoplug.compat import attributes, decisions, names, surface
+
+modules = {*names.MODULES, "horovod", "horovod.runner"}
+assert {*surface.OWN, *surface.IMPORTED} <= modules
+tables = [of for of, _ in decisions.LACKING], *decisions.EQUIVALENTS.values()
+assert {module for table in tables for module in table} <= modules
+for module in sorted(modules):
+    known = attributes.names_of(module)
+    lacking = attributes.lacking_in(module)
+    assert {*lacking} <= known, module
+    # What Horovod does not have, but programs of older versions may use.
+    assert {*attributes.equivalents_of(module)} <= known | {
+        "BroadcastGlobalVariablesHook", "broadcast_global_variables"
+    }, module
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:  # the part needs a package that is not installed here
+        assert "pip install" in str(error) or module.endswith("sync_batch_norm"), (module, error)
+        assert module.split(".")[1] in ("ray", "spark") or "sync_batch" in module, (module, error)
+        continue
+    for name in sorted(known):
+        refusal = attributes.refusal(module, name)
+        assert refusal.startswith("horoplug does not provide ") and "\\n" not in refusal
+        if hasattr(loaded, name):
+            assert name not in lacking, (module, name)
+            exec(f"from {module} import {name}")
+            continue
+        assert name in lacking or name in attributes.imported_by_horovod(module), (module, name)
         try:
             exec(f"from {module} import {name}")
         except ImportError as error:
-            if "pip install" in str(error):  # the part needs a package that is not installed here
-                assert module.split(".")[1] in ("ray", "spark"), (module, name, error)
-                continue
-            assert module.endswith("sync_batch_norm"), (module, name, error)
-            # For a module that is not a package, Python's own error message cannot be extended.
-            package = module in PACKAGES or any(other.startswith(module + ".") for other in MODULES)
-            text = "does not provide" if package or "sync_batch" in module else "cannot import name"
-            assert text in str(error), (module, name, error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+            assert str(error) == refusal, (module, name, error)
+        else:
+            raise AssertionError((module, name))
+""")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "reason"),
+    [
+        ("horovod.torch.mpi_ops", "_allreduce_async", "without the leading underscore"),
+        ("horovod.torch.optimizer", "nonsense", None),
+        ("horovod.runner.launch", "gloo_run", "horovod.runner.gloo_run.gloo_run yet"),
+        ("horovod.tensorflow.mpi_ops", "_setup_process_sets", "process_sets._setup: init()"),
+    ],
+)
+def test_missing_name_is_one_line(module, name, reason):
+    text = run_compat(f"""
+import importlib
+module = importlib.import_module({module!r})
+try:
+    module.{name}
+except AttributeError as error:
+    print(error)
+try:
+    from {module} import {name}
+except ImportError as error:
+    print(error)
+""")
+    by_attribute, by_import = text.splitlines()
+    if reason is None:
+        assert "has no attribute 'nonsense'" in by_attribute
+        assert "cannot import name 'nonsense'" in by_import
+    else:
+        assert by_attribute == by_import
+        assert reason in by_attribute
+
+
+def test_page_of_names_is_up_to_date(tmp_path):
+    """docs/horovod-names.md is what scripts/horovod_names.py writes."""
+    page = tmp_path / "page.md"
+    script = Path(__file__).parents[2] / "scripts" / "horovod_names.py"
+    command = [sys.executable, script, "--page", page]
+    subprocess.run(command, env=environment(), check=True, timeout=60)
+    assert page.read_text() == (script.parents[1] / "docs" / "horovod-names.md").read_text()
+
+
+# ---- private names that programs use ---------------------------------------------------------------------------------
+
+
+def test_private_functions_of_horovod_tensorflow(pool):
+    def check():
+        import tensorflow as tf
+
+        import horoplug.compat
+
+        horoplug.compat.install()
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        ones = tf.ones((2, 1)) * (rank + 1)
+        assert hvd._allreduce(ones).numpy().tolist() == [[3], [3]]  # the default is the sum
+        assert hvd.mpi_ops._allreduce(ones, op=hvd.Average).numpy().tolist() == [[1.5], [1.5]]
+        first, _ = hvd._grouped_allreduce([ones, ones], prescale_factor=2.0)
+        assert first.numpy().tolist() == [[6], [6]]
+        assert hvd._reducescatter(ones).numpy().tolist() == [[3]]
+        assert hvd._grouped_reducescatter([ones])[0].numpy().tolist() == [[3]]
+        assert hvd._allreduce_cond(ones, op=hvd.Sum).numpy().tolist() == [[3], [3]]
+        assert hvd._grouped_allreduce_cond([ones], op=hvd.Sum)[0].numpy().tolist() == [[3], [3]]
+        variables = [tf.Variable(float(rank)), tf.Variable([rank, rank])]
+        hvd.functions._make_broadcast_group_fn()(variables, 1, hvd.global_process_set)
+        assert [v.numpy().tolist() for v in variables] == [1, [1, 1]]
+        variables[0].assign(rank)
+        make = hvd.functions._make_inplace_broadcast_group_fn
+        make()([variables[:1], variables[1:]], 1, hvd.global_process_set)
+        assert variables[0].numpy() == 1
+
+        @tf.function
+        def graph(x):
+            y, _ = hvd.alltoall(x, splits=[1, 1])
+            of_alltoall = hvd.mpi_ops._alltoall_grad(y.op, tf.ones((2, 1)) * (rank + 1), None)
+            z = hvd._allreduce(x)
+            return of_alltoall[0], hvd.mpi_ops._allreduce_grad(z.op, tf.ones((2, 1)))
+
+        of_alltoall, of_allreduce = graph(ones)
+        assert of_alltoall.numpy().tolist() == [[1], [2]]
+        assert of_allreduce.numpy().tolist() == [[2], [2]]
+        assert issubclass(hvd._DistributedOptimizer, hvd._LegacyOptimizer)
+        aggregation = __import__("horovod.tensorflow.gradient_aggregation", fromlist=["x"])
+        assert aggregation.get_not_none_from_list([1, None]) == [1]
+        assert aggregation.apply_op_to_not_none_tensors(pow, [2, None], 3) == [8, None]
+
+    with pool.ranks(2) as ranks:
+        ranks.run(check)
+
+
+def test_autograd_functions_of_horovod_torch(pool):
+    def check():
+        import torch
+
+        import horoplug.compat
+
+        horoplug.compat.install()
+        from horovod.torch import mpi_ops as ops
+
+        everyone, rank = ops.global_process_set, ops.rank()
+
+        def value():
+            return torch.full((2, 1), float(rank + 1), requires_grad=True)
+
+        def check(result, expected, x, gradient):
+            assert result.tolist() == expected
+            result.sum().backward()
+            assert x.grad.tolist() == gradient
+
+        def scaled(factor):
+            return [[factor], [factor]]
+
+        arguments = None, None, ops.Sum, 1.0, 1.0, everyone
+        x = value()
+        check(ops.HorovodAllreduce.apply(x, *arguments), scaled(3), x, scaled(2))
+        x = value()
+        check(ops.HorovodGroupedAllreduce.apply(*arguments, x)[0], scaled(3), x, scaled(2))
+        x = value()
+        every = [[1], [1], [2], [2]]
+        check(ops.HorovodAllgather.apply(x, None, everyone), every, x, scaled(1))
+        x = value()
+        check(ops.HorovodGroupedAllgather.apply(None, everyone, x)[0], every, x, scaled(1))
+        x = value()
+        check(ops.HorovodBroadcast.apply(x, 1, None, everyone), scaled(2), x, scaled(rank))
+        x = value()
+        y, splits = ops.HorovodAlltoall.apply(x, None, None, everyone)
+        assert splits.tolist() == [1, 1]
+        check(y, [[1], [2]], x, scaled(1))
+        x = value()
+        scatter = ops.HorovodReducescatter.apply(x, None, ops.Sum, everyone, 1.0, 1.0)
+        check(scatter, [[3]], x, scaled(2))
+        x = value()
+        (scatter,) = ops.HorovodGroupedReducescatter.apply(None, ops.Sum, everyone, 1.0, 1.0, x)
+        check(scatter, [[3]], x, scaled(2))
+
+    with pool.ranks(2) as ranks:
+        ranks.run(check)
+
+
+def test_digests():
+    key = secret.make_secret_key()
+    digest = secret.compute_digest(key, b"message")
+    assert len(digest) == secret.DIGEST_LENGTH
+    assert secret.check_digest(key, b"message", digest)
+    assert not secret.check_digest(key, b"another", digest)
 
 
 # ---- horovod.common.basics -------------------------------------------------------------------------------------------

@@ -7,6 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horoplug.spark.common.errors import EstimatorError
+from horoplug.spark.session import active_context
+
+
+def default_num_proc() -> int:
+    """Spark's default parallelism. Errors: RuntimeError without a session of Spark."""
+    return int(active_context().defaultParallelism)
 
 
 class Backend(ABC):

@@ -168,7 +168,11 @@ def check_refusals():
         same(compiled(lambda: hvd.allreduce(number))(), np.complex64(number))
         for wrong, kind, match in (
             (np.ma.array([1.0, 2.0], mask=[0, 1]), TypeError, r"masked array.*x\.filled"),
-            ([jnp.ones(1), sparse.BCOO.fromdense(jnp.eye(2))], TypeError, "BCOO .* use its todense"),
+            (
+                [jnp.ones(1), sparse.BCOO.fromdense(jnp.eye(2))],
+                TypeError,
+                "BCOO .* use its todense",
+            ),
             ({"a": np.array(["text"])}, ValueError, "dtype <U4 is not supported"),
         ):
             with pytest.raises(kind, match=match):

@@ -1,0 +1,184 @@
+"""Functions of ``horovod.tensorflow`` with a leading underscore, which programs import."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.reduce_ops import Sum
+from horoplug.tensorflow import gradients, mpi_ops
+from horoplug.tensorflow.gradient_tape import _DistributedTape as _DistributedGradientTape
+
+__all__ = ["_DistributedGradientTape"]
+
+_global_variables = tf.compat.v1.global_variables
+_get_default_graph = tf.compat.v1.get_default_graph
+_SessionRunHook = tf.compat.v1.train.SessionRunHook
+
+# ---- horovod.tensorflow ----------------------------------------------------------------------------------------------
+
+
+def _allreduce_cond(
+    tensor: Any, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
+) -> Any:
+    """The reduced tensor; on a rank outside of the process set the tensor itself."""
+    if not process_set.included():
+        return tensor
+    return mpi_ops.allreduce(tensor, *args, process_set=process_set, **kwargs)
+
+
+def _grouped_allreduce_cond(
+    tensors: Any, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
+) -> Any:
+    """As :func:`_allreduce_cond`, for a group of tensors."""
+    if not process_set.included():
+        return tensors
+    return mpi_ops.grouped_allreduce(tensors, *args, process_set=process_set, **kwargs)
+
+
+# ---- horovod.tensorflow.mpi_ops: the operations below the public ones, whose default is the sum ---------------------
+
+
+def _allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    return mpi_ops.allreduce(
+        tensor,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        ignore_name_scope=ignore_name_scope,
+        process_set=process_set,
+    )
+
+
+def _grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    return mpi_ops.grouped_allreduce(
+        tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        ignore_name_scope=ignore_name_scope,
+        process_set=process_set,
+    )
+
+
+def _reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Sum,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    return mpi_ops.reducescatter(
+        tensor,
+        name=name,
+        op=op,
+        ignore_name_scope=ignore_name_scope,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+
+
+def _grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Sum,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    return mpi_ops.grouped_reducescatter(
+        tensors,
+        name=name,
+        op=op,
+        ignore_name_scope=ignore_name_scope,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+
+
+def _normalize_name(name: str) -> str:
+    """The name with an underscore for each character that TensorFlow does not allow in names."""
+    return re.sub("[^a-zA-Z0-9_]", "_", name)
+
+
+# The gradients of the operations, as functions of the operation and the gradients of its outputs.
+
+
+def _grouped_gradient(op: Any, *grads: Any) -> list[Any]:
+    return gradients.gradient(op, *grads)
+
+
+def _gradient(op: Any, *grads: Any) -> Any:
+    (gradient,) = gradients.gradient(op, *grads)
+    return gradient
+
+
+_alltoall_grad = _grouped_gradient  # also one for the splits
+_allreduce_grad = _allgather_grad = _broadcast_grad = _reducescatter_grad = _gradient
+_grouped_allreduce_grad = _grouped_allgather_grad = _grouped_gradient
+_grouped_reducescatter_grad = _grouped_gradient
+
+# ---- horovod.tensorflow.functions ------------------------------------------------------------------------------------
+
+Broadcast = Callable[[Sequence[Any], int, ProcessSet], Any]
+
+
+def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> Any:
+    assigned = mpi_ops.broadcast_(list(variables), root_rank, process_set=process_set)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def _make_broadcast_group_fn() -> Broadcast:
+    """A function that overwrites variables by those of a rank; in a graph, it returns the operation."""
+    return _broadcast
+
+
+def _broadcast_lists(
+    lists: Sequence[Sequence[Any]], root_rank: int, process_set: ProcessSet
+) -> Any:
+    return _broadcast([variable for each in lists for variable in each], root_rank, process_set)
+
+
+def _make_inplace_broadcast_group_fn() -> Broadcast:
+    """As :func:`_make_broadcast_group_fn`, for several lists of variables."""
+    return _broadcast_lists
+
+
+# ---- horovod.tensorflow.gradient_aggregation -------------------------------------------------------------------------
+
+
+def apply_op_to_not_none_tensors(
+    tensor_op: Callable[..., Any], tensors: Sequence[Any], *args: Any
+) -> list[Any]:
+    """Call a function with each tensor and ``args``. None stays None."""
+    return [None if tensor is None else tensor_op(tensor, *args) for tensor in tensors]
+
+
+def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
+    """The items that are not None."""
+    return [each for each in tensor_list if each is not None]
