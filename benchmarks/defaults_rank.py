@@ -73,7 +73,8 @@ def torch_step(library: str, model: str) -> tuple[Any, Step]:
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(network(inputs), labels).backward()
+        loss: Any = F.cross_entropy(network(inputs), labels)
+        loss.backward()
         optimizer.step()
 
     return job, step
@@ -152,13 +153,14 @@ def jax_step(_: str, model: str) -> tuple[Any, Step]:
         logits = x @ weights[-1]
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    @jax.jit
     def update(weights: list[Any], state: Any) -> tuple[Any, Any]:
         updates, state = optimizer.update(jax.grad(loss)(weights), state, weights)
         return optax.apply_updates(weights, updates), state
 
+    compiled: Any = jax.jit(update)
+
     def step() -> None:
-        state[:] = jax.block_until_ready(update(*state))
+        state[:] = jax.block_until_ready(compiled(*state))
 
     return hvd, step
 
