@@ -30,11 +30,14 @@ def resolve(op: int | None, average: bool | None = None) -> int:
     if op is None:
         if average is None:
             return Average
-        if average not in (True, False):
-            raise TypeError(f"average= takes True or False, got {type(average).__name__}.")
+        try:
+            chosen = Average if average else Sum  # Horovod takes anything that is true or false
+        except Exception:  # such as an array of several elements
+            kind = type(average).__name__
+            raise TypeError(f"average= takes True or False, got {kind}.") from None
         text = "average= is deprecated: use op=Average or op=Sum"
         warnings.warn(text, DeprecationWarning, stacklevel=_callers_level())
-        return Average if average else Sum
+        return chosen
     if average is not None:
         raise ValueError("op= supersedes average=: give only one of them.")
     if not isinstance(op, Hashable) or op not in _NUMBERS:

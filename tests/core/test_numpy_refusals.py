@@ -76,7 +76,7 @@ def check_refusals():
             options = {factor: wrong}
             refused(TypeError, f"{factor}= takes a number", lambda o=options: hvd.allreduce(x, **o))
     refused(ValueError, r"op=\[0\] is not a reduction", lambda: hvd.allreduce(x, op=[0]))
-    refused(TypeError, "average= takes True or False", lambda: hvd.allreduce(x, "name"))
+    refused(TypeError, "average= takes True or False", lambda: hvd.allreduce(x, x))
     refused(ValueError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[[1], []]))
     for call in (hvd.synchronize, hvd.poll):
         for wrong in (None, x, [0]):

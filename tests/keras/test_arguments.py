@@ -45,7 +45,7 @@ def rows(name):
         values = {
             "value": [2.0],
             "name": 3,
-            "average": 3,
+            "average": np.ones(2),
             "prescale_factor": 2.0,
             "postscale_factor": 3.0,
             "op": 9,
