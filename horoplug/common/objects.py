@@ -24,9 +24,9 @@ from horoplug.common.process_sets import (
 )
 
 try:  # also pickles functions and classes of the main script
-    from cloudpickle import dumps
+    from cloudpickle import dumps as dumps
 except ImportError:
-    from pickle import dumps
+    from pickle import dumps as dumps
 
 _TAGS = "object tags"  # key in context.per_job
 
