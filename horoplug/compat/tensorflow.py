@@ -6,9 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from horoplug.common import calls
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Sum
 from horoplug.tensorflow import gradients, mpi_ops
+from horoplug.tensorflow.compression import Compression
 from horoplug.tensorflow.gradient_tape import _DistributedTape as _DistributedGradientTape
 
 __all__ = ["_DistributedGradientTape"]
@@ -26,7 +28,8 @@ def _allreduce_cond(
     """The reduced tensor; on a rank outside of the process set the tensor itself."""
     if not process_set.included():
         return tensor
-    return mpi_ops.allreduce(tensor, *args, process_set=process_set, **kwargs)
+    kwargs["process_set"] = process_set
+    return mpi_ops.allreduce(tensor, *args, **kwargs)
 
 
 def _grouped_allreduce_cond(
@@ -35,7 +38,8 @@ def _grouped_allreduce_cond(
     """As :func:`_allreduce_cond`, for a group of tensors."""
     if not process_set.included():
         return tensors
-    return mpi_ops.grouped_allreduce(tensors, *args, process_set=process_set, **kwargs)
+    kwargs["process_set"] = process_set
+    return mpi_ops.grouped_allreduce(tensors, *args, **kwargs)
 
 
 # ---- horovod.tensorflow.mpi_ops: the operations below the public ones, whose default is the sum ---------------------
@@ -110,14 +114,9 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    return mpi_ops.grouped_reducescatter(
-        tensors,
-        name=name,
-        op=op,
-        ignore_name_scope=ignore_name_scope,
-        process_set=process_set,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
+    call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
+    return mpi_ops._reduce_group(
+        "reducescatter", tensors, call, Compression.none, ignore_name_scope
     )
 
 

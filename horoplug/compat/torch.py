@@ -1,6 +1,6 @@
 """The autograd functions of ``horovod.torch.mpi_ops``, which programs call as ``HorovodAllreduce.apply(...)``."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -94,9 +94,10 @@ class HorovodAlltoall:
         tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if splits is None:
-            ranks = process_set.size()
+            ranks = process_set.size() or 1
             splits = torch.full((ranks,), tensor.shape[0] // ranks, dtype=torch.int32)
-        return mpi_ops.alltoall(tensor, splits, name, process_set)
+        result: Any = mpi_ops.alltoall(tensor, splits, name, process_set)
+        return cast(tuple[torch.Tensor, torch.Tensor], result)
 
 
 class HorovodReducescatter:

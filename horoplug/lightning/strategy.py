@@ -13,8 +13,10 @@ from horoplug.lightning import schedules
 from horoplug.lightning.environment import HorovodEnvironment
 from horoplug.lightning.job import JobMixin
 
+_Strategy: Any = object  # stands for the ParallelStrategy, whose attributes the class uses
 
-class StrategyMixin(JobMixin):
+
+class StrategyMixin(JobMixin, _Strategy):  # type: ignore[misc]
     """What ``HorovodStrategy`` adds to a ``ParallelStrategy``, which the packages lightning and pytorch_lightning both
     have."""
 
