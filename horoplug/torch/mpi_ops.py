@@ -1,55 +1,14 @@
 """All operations on PyTorch tensors, and the functions of the job. (The module's name is Horovod's; it does not use
 MPI.)"""
 
-import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Final
-
-import torch
-
 from horoplug.common.api import *  # noqa: F403
 from horoplug.common.objects import allgather_object as allgather_object
 from horoplug.common.objects import broadcast_object as broadcast_object
 from horoplug.common.objects import recv_object as recv_object
 from horoplug.common.objects import send_object as send_object
-from horoplug.common.ops import submit
-from horoplug.common.opspec import BY_NAME, Call
-from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
-from horoplug.common.reduce_ops import Average
 from horoplug.common.variants import barrier as barrier
 from horoplug.common.variants import join as join
 from horoplug.common.variants import poll as poll
 from horoplug.common.variants import synchronize as synchronize
-from horoplug.torch import sparse
-from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.operations import *  # noqa: F403
-
-# Named like a dense allreduce, so that a rank whose tensor is dense is told from the others at once.
-_SPARSE_ALLREDUCE: Final = dataclasses.replace(BY_NAME["allgather"], paired_as="allreduce")
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: int,
-    process_set: ProcessSet = global_process_set,
-) -> Callable[[], torch.Tensor]:
-    """Sum sparse COO tensors over the ranks, by gathering their indices and values.
-
-    Returns a function instead of a handle, as Horovod does. The function waits and returns the average for
-    ``op=Average``, and the sum for every other ``op``, as a sparse tensor of the same shape that is not coalesced.
-
-    Raises the exceptions of ``allgather_async``; the returned function raises HorovodInternalError if the ranks
-    disagree about the sizes, the numbers of sparse and dense dimensions, the dtype or the reduction, or a rank has
-    failed."""
-    parts, layout = sparse.split(tensor, "average" if op == Average else "sum")
-    call = Call(name, process_set=process_set_id(process_set), layout=layout)
-    handle = submit(ADAPTER, _SPARSE_ALLREDUCE, parts, call, grouped=True).number
-
-    @functools.cache  # both the user and the optimizer may call it
-    def finish() -> torch.Tensor:
-        divisor = process_set.size() if op == Average else None
-        return sparse.join(synchronize(handle), tensor, divisor)
-
-    return finish
+from horoplug.torch.sparse_allreduce import sparse_allreduce_async as sparse_allreduce_async

@@ -20,7 +20,7 @@ class NoEffect(NamedTuple):
     reason: str
 
 
-class Tested(NamedTuple):
+class ShownBy(NamedTuple):
     """A test of its own shows the effect."""
 
     path: str
@@ -86,7 +86,7 @@ def check_rows(functions: Mapping[str, Function], rows: Callable[[str], Rows]) -
         for argument, row in table.items():
             if isinstance(row, NoEffect) and f"`{name}({argument})`" not in documented:
                 problems.append(f"{DOCUMENTED.name} does not list `{name}({argument})`")
-            if isinstance(row, Tested) and not Path(ROOT, row.path).exists():
+            if isinstance(row, ShownBy) and not Path(ROOT, row.path).exists():
                 problems.append(f"{name}({argument}=): {row.path} does not exist")
     assert not problems, "\n".join(problems)
 
@@ -106,7 +106,7 @@ def without_effect(
     for name, function in functions.items():
         standard = None
         for argument, row in rows(name).items():
-            if isinstance(row, (NoEffect, Tested)):
+            if isinstance(row, (NoEffect, ShownBy)):
                 continue
             if isinstance(row, Outcomes):
                 before, after = map(shown, row.of())

@@ -10,7 +10,7 @@ import numpy as np
 
 import horoplug as hvd
 from tests.harness import arguments
-from tests.harness.arguments import NoEffect, Outcomes, Tested
+from tests.harness.arguments import NoEffect, Outcomes, ShownBy
 
 BUSY = "busy"
 COLLECTIVES = (
@@ -26,9 +26,9 @@ COLLECTIVES = (
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 POINT_TO_POINT = {"send": "dest", "recv": "source"}
 
-_SETS = Tested("tests/core/test_process_sets.py")
-_OBJECTS = Tested("tests/core/test_objects.py")
-_TIMELINE = Tested("tests/core/test_timeline.py")
+_SETS = ShownBy("tests/core/test_process_sets.py")
+_OBJECTS = ShownBy("tests/core/test_objects.py")
+_TIMELINE = ShownBy("tests/core/test_timeline.py")
 COMMON: dict[str, dict[str, Any]] = {
     "ProcessSet": {"ranks": [1]},
     "add_process_set": {"process_set": ["a"]},
@@ -174,10 +174,10 @@ def check(
 
     def only_name(name: str) -> Mapping[str, Any]:
         every = rows(name)
-        return {k: v if k == "name" else Tested(__file__) for k, v in every.items()}
+        return {k: v if k == "name" else ShownBy(__file__) for k, v in every.items()}
 
     def without_name(name: str) -> Mapping[str, Any]:
-        return {k: Tested(__file__) if k == "name" else v for k, v in rows(name).items()}
+        return {k: ShownBy(__file__) if k == "name" else v for k, v in rows(name).items()}
 
     arguments.check_rows(functions, rows)  # before the ranks wait for each other
     with name_in_flight(make(), module):

@@ -5,7 +5,7 @@ import pytest
 
 import horoplug
 from tests.harness import arguments
-from tests.harness.arguments import Outcomes, Tested
+from tests.harness.arguments import Outcomes, ShownBy
 
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
@@ -24,7 +24,7 @@ OPERATIONS = (
     "grouped_reducescatter",
     "reducescatter",
 )
-GRADIENTS = Tested("tests/jax/test_optimizer.py")
+GRADIENTS = ShownBy("tests/jax/test_optimizer.py")
 X = np.arange(4, dtype=np.float32) + np.float32(1 / 3)
 
 
@@ -94,8 +94,8 @@ def check():
         "distributed_value_and_grad": of_gradients,
         "broadcast_parameters": {"params": X * 2, "root_rank": 1},
         "broadcast_optimizer_state": {"state": X * 2, "root_rank": 1},
-        "allgather_object": {"obj": 1, "name": Tested("tests/core/test_objects.py")},
-        "broadcast_object": {"obj": 1, "name": Tested("tests/core/test_objects.py")},
+        "allgather_object": {"obj": 1, "name": ShownBy("tests/core/test_objects.py")},
+        "broadcast_object": {"obj": 1, "name": ShownBy("tests/core/test_objects.py")},
         "barrier": {},
         "join": {},
     }

@@ -5,14 +5,14 @@ import pytest
 
 import horoplug
 from tests.harness import arguments
-from tests.harness.arguments import NoEffect, Outcomes, Tested
+from tests.harness.arguments import NoEffect, Outcomes, ShownBy
 
 keras = pytest.importorskip("keras")
 hvd = pytest.importorskip("horoplug.keras")
 
 pytest_plugins = ["tests.harness.jobs"]
 
-FIT = Tested("tests/keras/test_fit.py")
+FIT = ShownBy("tests/keras/test_fit.py")
 OPERATIONS = ("allgather", "allreduce", "broadcast", "reducescatter")
 OPTIONS = {
     "op": 9,

@@ -5,16 +5,16 @@ import pytest
 
 import horoplug
 from tests.harness import arguments
-from tests.harness.arguments import NoEffect, Outcomes, Tested
+from tests.harness.arguments import NoEffect, Outcomes, ShownBy
 
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
 pytest_plugins = ["tests.harness.jobs"]
 
-OBJECTS = Tested("tests/core/test_objects.py")
-GRADIENTS = Tested("tests/tensorflow/test_gradients.py")
-OPTIMIZER = Tested("tests/tensorflow/test_optimizer.py")
+OBJECTS = ShownBy("tests/core/test_objects.py")
+GRADIENTS = ShownBy("tests/tensorflow/test_gradients.py")
+OPTIMIZER = ShownBy("tests/tensorflow/test_optimizer.py")
 NO_GRAPH = NoEffect("objects do not pass through a graph")
 NO_DEVICE = "/job:none/device:no such device"
 
@@ -115,7 +115,7 @@ def rows_of(name, function):
     if "gradtape" in accepted:
         return tape_rows(function)
     special = {
-        "broadcast_": {"variables": [tf.ones(1)], "name": Tested("tests/tensorflow/test_ops.py")},
+        "broadcast_": {"variables": [tf.ones(1)], "name": ShownBy("tests/tensorflow/test_ops.py")},
         "broadcast_global_variables": {"root_rank": GRADIENTS},
         "broadcast_variables": {
             "variables": [tf.ones(1)],

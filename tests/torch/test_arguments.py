@@ -5,7 +5,7 @@ import torch
 import horoplug
 import horoplug.torch as hvd
 from tests.harness import operation_arguments
-from tests.harness.arguments import Outcomes, Tested
+from tests.harness.arguments import Outcomes, ShownBy
 from tests.harness.operation_arguments import array, unseen_by_all
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -25,8 +25,10 @@ def train(**options):
     x = torch.full((1, 2), hvd.rank() + 1 / 3) if dense_only else table(torch.tensor([hvd.rank()]))
     dense(x * (1 + hvd.rank() / 7)).square().sum().backward()
     optimizer.step()
-    kept = [str(p.grad.layout) for _, p in named] + [p.grad._base is not None for _, p in named]
-    return [*(p.detach() for _, p in named), *kept]
+    layouts = [str(p.grad.layout) for _, p in named]
+    # Gradients in a bucket share its memory.
+    memories = {p.grad.untyped_storage().data_ptr() for _, p in named if not p.grad.is_sparse}
+    return [*(p.detach() for _, p in named), *layouts, len(memories)]
 
 
 def of_dense(**options):
@@ -69,12 +71,12 @@ def check():
             "optimizer": 0.2,
             "named_parameters": [],
             "compression": hvd.Compression.fp16,
-            "backward_passes_per_step": Tested("tests/torch/test_optimizer.py"),
+            "backward_passes_per_step": ShownBy("tests/torch/test_optimizer.py"),
             "op": hvd.Sum,
-            "gradient_predivide_factor": Tested("tests/torch/test_optimizer.py"),
+            "gradient_predivide_factor": ShownBy("tests/torch/test_optimizer.py"),
             "num_groups": -1,
             "groups": -1,
-            "sparse_as_dense": Tested("tests/torch/test_optimizer_cases.py"),
+            "sparse_as_dense": ShownBy("tests/torch/test_optimizer_cases.py"),
             "process_set": unregistered,
             "gradient_as_bucket_view": Outcomes(of_dense(gradient_as_bucket_view=True)),
         },
@@ -99,7 +101,7 @@ def check():
         },
         "sparse_allreduce_async": {
             "tensor": 2.0,
-            "name": Tested("tests/torch/test_ops.py"),
+            "name": ShownBy("tests/torch/test_ops.py"),
             "op": hvd.Sum,
             "process_set": unregistered,
         },

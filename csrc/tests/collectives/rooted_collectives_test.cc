@@ -322,11 +322,12 @@ TEST_CASE("ranks that disagree about the layout get an error that says nothing o
   const auto gather = [&](int rank, const std::string& layout) {
     std::vector<float> data(6);
     Order order = reduce_of(data, 0, "g");
-    if (layout.empty()) return perform(cluster.engine(rank), order);
-    order.op = OpKind::kAllgather;
-    order.output = nullptr;
-    order.layout = layout;
-    order.shape = {3, 2};
+    if (!layout.empty()) {
+      order.op = OpKind::kAllgather;
+      order.output = nullptr;
+      order.layout = layout;
+      order.shape = {3, 2};
+    }
     perform(cluster.engine(rank), order);
   };
   cluster.run([&](int rank) {
