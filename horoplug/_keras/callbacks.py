@@ -3,12 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, weights, without
 from horoplug.common.basics import size
-from horoplug.common.reduce_ops import Average
-from horoplug.numpy import allreduce
+from horoplug.numpy.metrics import MetricAverages
 
 
 class Broadcast:
@@ -41,15 +38,11 @@ class MetricAverage:
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
+        self._averages = MetricAverages("MetricAverageCallback")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        if not names:
-            return
-        values = np.array([float(logs[name]) for name in names])
-        # The operation's name contains those of the metrics, so that an error shows how the ranks differ.
-        averages = allreduce(values, name=f"metrics.{','.join(names)}", op=Average)
-        logs.update(zip(names, averages.tolist(), strict=True))
+        if logs:
+            logs.update(self._averages(logs))
 
 
 class LearningRateSchedule:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from horoplug.base.errors import HorovodInternalError
-from horoplug.common.objects import dumps
+from horoplug.base.pickling import find_unpicklable
 
 _Object = TypeVar("_Object")
 
@@ -110,29 +110,10 @@ def broadcast_values(
 
 def _refusal(values: Mapping[str, Any], what: str) -> _Refusal | None:
     for name, value in values.items():
-        if (found := _unpicklable(value)) is not None:
-            where, culprit, why = found
+        if (found := find_unpicklable(value, only_containers=True)) is not None:
             return _Refusal(
-                f"elastic: {what} {name!r}{where}, a {type(culprit).__name__}, cannot be sent to new processes, since "
-                f"it cannot be pickled ({why}); keep it outside of the state, and what it is made from in it"
+                f"elastic: {what} {name!r}{found.path}, a {type(found.value).__name__}, cannot be sent to new "
+                f"processes, since it cannot be pickled ({found.why}); keep it outside of the state, and what it is "
+                "made from in it"
             )
-    return None
-
-
-def _unpicklable(value: Any) -> tuple[str, Any, str] | None:
-    """Where a value has the first object that cannot be pickled, that object, and why; None if there is none."""
-    try:
-        dumps(value)
-    except Exception as error:
-        if type(value) is dict:
-            entries = [(f"[{key!r}]", entry) for key, entry in value.items()]
-        elif type(value) in (list, tuple):
-            entries = [(f"[{index}]", entry) for index, entry in enumerate(value)]
-        else:
-            entries = []
-        for where, entry in entries:
-            if (found := _unpicklable(entry)) is not None:
-                return where + found[0], *found[1:]
-        line = next(iter(str(error).splitlines()), "")
-        return "", value, f"{type(error).__name__}: {line}"
     return None

@@ -7,6 +7,7 @@ import pickle
 import threading
 from typing import Any
 
+from horoplug.base.pickling import dumps as dumps
 from horoplug.common.byte_transfer import (
     allgather_bytes,
     broadcast_bytes,
@@ -22,11 +23,6 @@ from horoplug.common.process_sets import (
     process_set_by_id,
     process_set_id,
 )
-
-try:  # also pickles functions and classes of the main script
-    from cloudpickle import dumps as dumps
-except ImportError:
-    from pickle import dumps as dumps
 
 _TAGS = "object tags"  # key in context.per_job
 

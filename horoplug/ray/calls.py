@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from horoplug.base.pickling import why_not
 from horoplug.ray.worker import Outcome, rank_error
 from horoplug.runner.run import RankError
 from horoplug.runner.run_task import Failure, pack
@@ -36,10 +37,9 @@ def pack_function(
         return pack(function, tuple(args or ()), dict(kwargs or {}))
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TypeError(
-            f"the function {name}, or an argument, cannot be pickled and sent to the workers: {reason}; make such "
-            "objects inside of the function"
+            f"the function {name}, or an argument, cannot be pickled and sent to the workers: "
+            f"{why_not(function, args, kwargs, error)}; make such objects inside of the function"
         ) from error
 
 

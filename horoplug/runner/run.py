@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from horoplug.base.pickling import why_not
+
 from .checks import UsageError, check_folder
 from .forwarding import NAMED, exportable, split
 from .run_task import Failure, pack
@@ -94,7 +96,8 @@ def run(
     without a number), ``reset_limit`` and ``cooldown_range`` (two numbers) have no effect in other jobs.
 
     Errors: RankError if the function raises an exception on a rank, if a rank ends otherwise, or if a result cannot be
-    pickled, in an elastic job only once the job has failed; ValueError with a one-line message for invalid arguments;
+    pickled, in an elastic job only once the job has failed; TypeError if the function or an
+    argument cannot be pickled; ValueError with a one-line message for invalid arguments;
     KeyboardInterrupt, after all ranks have ended."""
     if not callable(func):
         raise TypeError(f"horoplug.run wants a function, not {func!r}")
@@ -140,13 +143,21 @@ def run(
             "--prefix-output-with-timestamp": prefix_output_with_timestamp,
         }
     )
+    try:
+        packed = pack(func, tuple(args), dict(kwargs or {}))
+    except Exception as error:  # whatever __reduce__ raises
+        name = getattr(func, "__qualname__", type(func).__name__)
+        raise TypeError(
+            f"horoplug.run: the function {name}, or an argument, cannot be pickled and sent to the ranks: "
+            f"{why_not(func, args, kwargs, error)}; make such objects inside of the function"
+        ) from error
     command = [executable or sys.executable, "-m", "horoplug.runner.run_task"]
     outer = dict(os.environ if env is None else env)
     if changed := exportable({n: v for n, v in outer.items() if os.environ.get(n) != v}):
         outer[NAMED] = ",".join([*changed, *split([outer.get(NAMED, "")])])
     with contextlib.ExitStack() as stack:
         function = stack.enter_context(tempfile.TemporaryFile())
-        function.write(pack(func, tuple(args), dict(kwargs or {})))
+        function.write(packed)
         function.flush()
         results = stack.enter_context(tempfile.TemporaryFile())
         answer = _launch([*flags, *command], _python_path(outer), function, results)

@@ -17,6 +17,7 @@ import cloudpickle
 
 from horoplug.base.config import read_secret, value
 from horoplug.base.errors import TamperedMessageError
+from horoplug.base.pickling import find_unpicklable
 from horoplug.base.variables import parse_secret
 from horoplug.rendezvous.bootstrap.job_key import derive
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
@@ -83,7 +84,8 @@ def main() -> int:
         return 1
     except Exception as error:
         kind = f"{type(result).__module__}.{type(result).__qualname__}"
-        problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {error}")
+        why = find_unpicklable(result, "result") or " ".join(str(error).split())
+        problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {why}")
         problem.__cause__ = error
         return _fail(client, problem)
     return 0

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from horoplug.base.pickling import why_not
 from horoplug.runner.run_task import pack
 
 from .barrier import BarrierJob, Options, start_timeout_of
@@ -95,9 +96,9 @@ def packed(
     try:
         return pack(fn, tuple(args), dict(kwargs or {}))
     except Exception as error:
-        line = " ".join(str(error).split()) or type(error).__name__
         raise TypeError(
-            f"horoplug.spark.{caller}: {name_of(fn)} or its arguments cannot be pickled: {line}"
+            f"horoplug.spark.{caller}: {name_of(fn)} or its arguments cannot be pickled: "
+            f"{why_not(fn, args, kwargs, error)}; make such objects inside of the function"
         ) from error
 
 

@@ -103,10 +103,18 @@ def refusals(keras, df, estimator):
     """Wrong input is one line."""
     from horoplug.spark.common.errors import EstimatorError
 
+    class Own(keras.Model):
+        def call(self, values):
+            return values
+
+    OfKeras2 = type("OfKeras2", (), {"__module__": "tf_keras.src.models"})
     built = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     for options, text in (
         ({"model": "net"}, "model='net': must be a keras.Model"),
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, "does not know its inputs: begin"),
+        ({"model": Own()}, "custom_objects={'Own': Own}"),
+        ({"loss": [OfKeras2()]}, "loss: a OfKeras2 of Keras 2 (tf_keras), and the estimator takes"),
+        ({"model": OfKeras2()}, "model: a OfKeras2 of Keras 2 (tf_keras), and the estimator takes"),
         (
             {"model": built},
             "the model's inputs: column 'x' has 3 elements per row, which do not fit",
@@ -136,6 +144,20 @@ def several(keras, df, folder):
         def on_epoch_end(self, epoch, logs=None):
             (folder / f"{hvd.rank()}.txt").write_text(f"{epoch} {sorted(logs)}")
 
+    class Shares(keras.metrics.Metric):
+        """The number of rows of each class."""
+
+        def __init__(self, name="shares"):
+            super().__init__(name=name)
+            self.rows = self.add_weight(shape=(4,), initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            classes = keras.ops.cast(keras.ops.reshape(y_true, (-1,)), "int32")
+            self.rows.assign(self.rows + keras.ops.sum(keras.ops.one_hot(classes, 4), axis=0))
+
+        def result(self):
+            return self.rows / keras.ops.sum(self.rows)
+
     def error(truth, output):
         return keras.ops.mean(keras.ops.abs(truth - output), axis=-1)
 
@@ -159,8 +181,8 @@ def several(keras, df, folder):
         optimizer=keras.optimizers.Adam(0.05),
         loss=[error, "sparse_categorical_crossentropy"],
         loss_weights=[1.0, 0.5],
-        metrics=[[], ["accuracy"]],
-        custom_objects={"Doubled": Doubled, "error": error},
+        metrics=[[], ["accuracy", Shares()]],
+        custom_objects={"Doubled": Doubled, "error": error, "Shares": Shares},
         feature_cols=["x", "kind"],
         label_cols=["y", "kind"],
         sample_weight_col="w",
@@ -182,6 +204,8 @@ def several(keras, df, folder):
     assert history["loss"][-1] < history["loss"][0] / 3
     assert history["class_accuracy"][-1] == 1
     assert history["val_class_accuracy"][-1] == 1
+    assert np.shape(history["class_shares"]) == (8, 4)
+    np.testing.assert_allclose(np.sum(history["class_shares"], 1), 1, rtol=1e-6)
     for rank in (0, 1):
         assert (folder / f"{rank}.txt").read_text() == f"7 {sorted(history)}"
     assert not (folder / "store" / "runs").exists() or not any(

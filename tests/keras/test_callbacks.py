@@ -1,5 +1,6 @@
 """Callbacks, operations on values, and failures of training, with each Keras backend."""
 
+import logging
 import os
 import signal
 
@@ -73,24 +74,64 @@ def check_broadcast(key):
     assert states[0] != states[1], "ranks have the same random state"
 
 
+class Moments(keras.metrics.Metric):
+    """Three sums in one array."""
+
+    def __init__(self, name="moments"):
+        super().__init__(name=name)
+        self.sums = self.add_weight(shape=(3,), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ops = keras.ops
+        y_true, y_pred = (ops.cast(y, self.dtype) for y in (y_true, y_pred))
+        parts = [ops.sum(y_true), ops.sum(y_pred), ops.sum(y_true * y_pred)]
+        self.sums.assign(self.sums + ops.stack(parts))
+
+    def result(self):
+        return self.sums * 1.0
+
+
 def check_metrics(key):
+    """Numbers and arrays are averaged. What cannot be stays as it is, which rank 0 says once."""
     x, y = make_data(key)
-    model = make_model(hvd.DistributedOptimizer(sgd(0.01)))
-    mine, averages = [], []
+    model = make_model(hvd.DistributedOptimizer(sgd(0.01)), metrics=[Moments()])
+    mine, averages, said = [], [], []
+    confusion = np.arange(6, dtype="int64").reshape(2, 3) * (1 + hvd.rank())
+    others = {"text": f"of {hvd.rank()}", "growing": np.ones(2 + hvd.rank()), "nothing": None}
+
+    def add(model, epoch, logs):
+        logs |= {"confusion": confusion, "pair": [1, hvd.rank()], **others}
+        mine.append(dict(logs))
+
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("horoplug").addHandler(handler)
     average = hvd.callbacks.MetricAverageCallback()
-    before = on(on_epoch_end=lambda model, epoch, logs: mine.append(dict(logs)))
     after = on(on_epoch_end=lambda model, epoch, logs: averages.append(dict(logs)))
     part = slice(hvd.rank() * 4, hvd.rank() * 4 + 4)
-    history = fit_mine(
-        model, x, y, callbacks=[before, average, after], validation_data=(x[part], y[part])
-    )
+    callbacks = [on(on_epoch_end=add), average, after]
+    history = fit_mine(model, x, y, callbacks=callbacks, validation_data=(x[part], y[part]))
+    logging.getLogger("horoplug").removeHandler(handler)
+    numbers, arrays = {"loss", "val_loss"}, {"moments", "val_moments", "confusion", "pair"}
     for epoch, logs in enumerate(averages):
-        of_all = allgather_object(mine[epoch])
-        assert logs.keys() == {"loss", "val_loss"}
-        for name, value in logs.items():
-            assert of_all[0][name] != of_all[1][name]
-            assert value == pytest.approx(np.mean([each[name] for each in of_all]), rel=1e-9)
-            assert history.history[name][epoch] == value
+        of_all = allgather_object({name: np.array(mine[epoch][name]) for name in numbers | arrays})
+        assert logs.keys() == numbers | arrays | others.keys()
+        for name in numbers | arrays:
+            assert np.any(of_all[0][name] != of_all[1][name])
+            expected = np.mean([each[name].astype("float64") for each in of_all], axis=0)
+            np.testing.assert_allclose(logs[name], expected, rtol=1e-9)
+            assert np.shape(logs[name]) == expected.shape
+            assert np.all(history.history[name][epoch] == logs[name])
+        assert isinstance(logs["loss"], float)
+        assert all(logs[name] is value for name, value in others.items())
+    assert len(averages) == 2
+    if hvd.rank() != 0:
+        assert said == []
+        return
+    assert [text.split(",")[0] for text in said] == [
+        f"MetricAverageCallback: the metric {name!r} cannot be averaged" for name in sorted(others)
+    ]
+    assert "it is of shape (2,) on rank 0 and of shape (3,) on rank 1" in said[0]
 
 
 def check_learning_rates(key):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import io
 import os
 import pickle
@@ -310,8 +311,16 @@ def test_non_functions_and_unpicklable_arguments_are_refused():
     with pytest.raises(TypeError, match="wants a function, not 3"):
         run(3)
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="cannot pickle"):
-        run(lambda: lock)
+    nested = {"a": [1, {"b": lock}]}
+    for function, args, name in (
+        (lambda: nested, (), r"the variable nested\['a'\]\[1\]\['b'\] of test_non_\S*<lambda>"),
+        (functools.partial(len, lock), (), r"the function\.args\[0\]"),
+        (len, ([lock],), r"args\[0\]\[0\]"),
+    ):
+        match = rf"cannot be pickled and sent to the ranks: {name}, a _thread.lock, .*cannot pickle"
+        with pytest.raises(TypeError, match=match) as caught:
+            run(function, args)
+        assert "\n" not in str(caught.value)
 
 
 # ---- callers ---------------------------------------------------------------------------------------------------------

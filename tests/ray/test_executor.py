@@ -436,7 +436,8 @@ def test_functions_that_cannot_be_pickled_are_reported_in_one_line(on_ray):
 
     function, argument, number, result = on_ray(use)
     assert re.match(r"the function \S*locked, or an argument, cannot be pickled.*lock", function)
-    assert argument.startswith("the function ")
+    assert re.search(r"workers: the variable lock of \S*locked, a _thread.lock, ", function)
+    assert "workers: args[0], a _thread.lock, cannot be pickled" in argument
     assert number == "horoplug.ray wants a function, not 3"
     assert result.startswith("rank 0: its result cannot be returned: ")
     assert not [text for text in (function, argument, number) if "\n" in text]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 
 import numpy as np
@@ -261,8 +262,9 @@ def test_several_inputs_and_outputs_with_all_options(frame, store, tmp_path, cap
     assert np.abs(2 * predicted - y)[w == 1].mean() < 0.7
 
 
-def test_training_on_parquet_of_another_program(frame, store):
-    """Vectors become arrays, and validation data is what is at its place in the store."""
+def test_training_on_parquet_of_another_program(frame, store, capfd):
+    """Vectors become arrays, and validation data is what is at its place in the store. Metrics that are arrays are
+    averages over all rows; what cannot be averaged is said once."""
     from pyspark.ml.functions import vector_to_array
 
     rows = frame.select("kind", vector_to_array("v", "float32").alias("v"), "fold")
@@ -274,9 +276,30 @@ def test_training_on_parquet_of_another_program(frame, store):
     mine.setLoss(torch.nn.functional.cross_entropy).setOptimizer(
         torch.optim.SGD(model.parameters(), 0.0)
     )
+
+    def shares(output, label):
+        return torch.nn.functional.one_hot(label, 4).double().mean(0)
+
+    def hits(output, label):  # one value for each row, of which the last batch has fewer
+        return output.argmax(1) == label
+
+    def text(output, label):
+        return "a text"
+
+    mine.setMetrics([shares, hits, text]).setVerbose(1)
     trained = mine.fit_on_parquet({mine.batch_size: 7}, dataset_idx=4)
     (entry,) = trained.getHistory()
     v, kind = columns(frame, "v", "kind")
+    shares = [np.eye(4)[kind[part]].mean(0) for part in (slice(ROWS), slice(ROWS, None))]
+    np.testing.assert_allclose(entry["train"]["shares"], shares[0], atol=1e-12)
+    np.testing.assert_allclose(entry["validation"]["shares"], shares[1], atol=1e-12)
+    assert set(entry["train"]) == {"loss", "shares"} == set(entry["validation"])
+    shown = "".join(capfd.readouterr())
+    for name, why in (("text", "a str on rank 0"), ("hits", r"of shape \(\d,\) in one batch and")):
+        assert (
+            len(re.findall(rf"the metric '{name}' cannot be averaged, because it is {why}", shown))
+            == 1
+        )
     with torch.no_grad():
         losses = torch.nn.functional.cross_entropy(
             model(torch.tensor(v).float()), torch.tensor(kind).long(), reduction="none"
@@ -373,8 +396,14 @@ def test_parameters_that_do_not_fit_are_one_line(frame, store):
         ({"optimizer": adam}, "the optimizer has parameters that are not the model's"),
         ({"model": "net"}, "model='net': must be a torch.nn.Module"),
         ({"loss": [loss, loss]}, "loss has 2 items for 1 label_cols"),
-        ({"loss": loss}, "loss: function cannot be pickled and sent to the executors: .*lock"),
-        ({"callbacks": [threading.Lock()]}, "callbacks: list cannot be pickled .*lock"),
+        (
+            {"loss": loss},
+            "loss: function cannot be pickled and sent to the executors: the variable lock of ",
+        ),
+        (
+            {"callbacks": [threading.Lock()]},
+            r"callbacks: list cannot be pickled .*: callbacks\[0\], a _thread.lock",
+        ),
         (
             {"loss": loss, "sample_weight_col": "w"},
             "needs a loss with an argument reduction='none', which loss",
@@ -388,7 +417,10 @@ def test_parameters_that_do_not_fit_are_one_line(frame, store):
     own = Unpicklable()
     own.layer = torch.nn.Linear(3, 1)
     mine = estimator(store, own)
-    refused(lambda: mine.fit(frame), "model: Unpicklable cannot be pickled .*lock")
+    refused(
+        lambda: mine.fit(frame),
+        r"model: Unpicklable cannot be pickled .*: model\.lock, a _thread.lock",
+    )
 
 
 def test_unusable_data_is_one_line(frame, store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from abc import abstractmethod
@@ -159,15 +160,12 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         outcome = backend.run(self._training(), args=(work,))[0]
         labels = self.value("label_cols")
         kinds = [metadata.column(name).kind for name in labels]
-        outputs = [
-            {**output, "kind": kind} for output, kind in zip(outcome.outputs, kinds, strict=False)
-        ]
         values = {
             "history": outcome.history,
             "feature_columns": list(self.value("feature_cols")),
             "label_columns": list(labels),
             "run_id": work.run_id,
-            "_metadata": json.dumps({"outputs": outputs}),
+            "_metadata": json.dumps({"outputs": outcome.outputs, "kinds": kinds}),
         }
         return self._fitted(outcome, work, values)
 
@@ -212,9 +210,10 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
     def _outputs(
         self, df: Any, load: Callable[[bytes], Predict], content: bytes
     ) -> list[Output] | None:
-        """The outputs, which training has recorded. Otherwise the driver computes one row; None: there is none without
-        nulls."""
-        known = self._get_metadata().get("outputs")
+        """The outputs, which training may have recorded. Otherwise the driver computes one row; None: there is none
+        without nulls."""
+        metadata = self._get_metadata()
+        known, kinds = metadata.get("outputs"), metadata.get("kinds", ())
         if not known:
             features = self.value("feature_columns")
             forms = [stored(df, name)[0].alias(str(n)) for n, name in enumerate(features)]
@@ -222,4 +221,7 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
             if not len(row):
                 return None
             known = described(load(content)(feature_arrays(row, features)))
-        return [Output(**{**each, "shape": tuple(each["shape"])}) for each in known]
+        return [
+            Output(**{"kind": kind, **each, "shape": tuple(each["shape"])})
+            for each, kind in itertools.zip_longest(known, kinds[: len(known)], fillvalue="")
+        ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 
+from horoplug.base.pickling import find_unpicklable
 from horoplug.spark.common.columns import Column, Metadata
 from horoplug.spark.common.errors import EstimatorError, first_line
 from horoplug.spark.common.reading import Reader, RowGroups
@@ -127,12 +128,10 @@ def pickled(objects: Mapping[str, Any]) -> bytes:
         return bytes(cloudpickle.dumps(dict(objects)))
     except Exception as error:  # whatever __reduce__ raises
         for name, value in objects.items():
-            try:
-                cloudpickle.dumps(value)
-            except Exception as own:
+            if (found := find_unpicklable(value, name)) is not None:
                 raise EstimatorError(
-                    f"{name}: {type(value).__name__} cannot be pickled and sent to the executors: {first_line(own)}"
-                ) from own
+                    f"{name}: {type(value).__name__} cannot be pickled and sent to the executors: {found}"
+                ) from error
         raise EstimatorError(
             f"the model and its optimizer cannot be pickled: {first_line(error)}"
         ) from error

@@ -48,6 +48,8 @@ class KerasEstimator(HorovodEstimator):
         super()._check()
         model = self.value("model")
         _check_model(model)
+        for name in ("optimizer", "loss", "metrics", "callbacks"):
+            _check_version(name, self.value(name))
         for name, tensors in (("feature_cols", model.inputs), ("label_cols", model.outputs)):
             if len(self.value(name)) != len(tensors):
                 what = "inputs" if name == "feature_cols" else "outputs"
@@ -97,11 +99,33 @@ class KerasModel(HorovodModel):
 
 
 def _check_model(model: Any) -> None:
-    """Raises EstimatorError for anything but a built Keras model."""
+    """Raises EstimatorError for anything but a built model of Keras 3."""
+    _check_version("model", model)
     if not isinstance(model, keras.Model):
         raise EstimatorError(f"model={model!r}: must be a keras.Model")
-    if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
+    if getattr(model, "inputs", None) and getattr(model, "outputs", None):
+        return
+    kind = type(model).__name__
+    if isinstance(model, keras.Sequential):
+        way = "begin it with keras.Input"
+    else:
+        way = (
+            f"call it on inputs = keras.Input(shape), pass keras.Model(inputs, model(inputs)), and name its class in "
+            f"custom_objects={{{kind!r}: {kind}}}"
+        )
+    raise EstimatorError(f"model {model.name!r}, a {kind}, does not know its inputs: {way}")
+
+
+def _check_version(name: str, value: Any) -> None:
+    """Raises EstimatorError for an object of Keras 2."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            _check_version(name, each)
+        return
+    packages = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    if old := packages & {"tf_keras", "tensorflow"}:
         raise EstimatorError(
-            f"model {model.name!r} does not know its inputs: begin a Sequential model with keras.Input, or use the "
-            "functional interface"
+            f"{name}: a {type(value).__name__} of Keras 2 ({old.pop()}), and the estimator takes Keras 3: make it with "
+            "the package keras, without TF_USE_LEGACY_KERAS, or train it with horoplug.tensorflow.keras in a function "
+            "of horoplug.spark.run"
         )

@@ -10,6 +10,7 @@ import keras
 
 import horoplug
 import horoplug.keras as hvd
+from horoplug.numpy.metrics import plain
 from horoplug.spark.common.reading import Block
 from horoplug.spark.common.work import Outcome, Work
 from horoplug.spark.keras.arrays import inputs_of, labels_of, single
@@ -107,13 +108,14 @@ def _batches(model: Any, blocks: Iterator[Block], options: Any) -> Iterator[Any]
 class _Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps the averages over all ranks, and saves a checkpoint after each epoch on rank 0."""
 
-    def __init__(self, work: Work, history: dict[str, list[float]]) -> None:
+    def __init__(self, work: Work, history: dict[str, list[Any]]) -> None:
         super().__init__()
         self._work = work
         self.history = {name: list(values) for name, values in history.items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(float(value))
+            if (numbers := plain(value)) is not None:
+                self.history.setdefault(name, []).append(numbers)
         if hvd.rank() == 0 and self._work.store.saving_runs():
             self._work.save_checkpoint(checkpoint_bytes(self.model, self.history))

@@ -15,6 +15,8 @@ from typing import Any, Final
 import keras
 import numpy as np
 
+from horoplug.spark.common.errors import EstimatorError, first_line
+
 _HISTORY: Final = "horoplug.json"  # a member of the .keras archive, which Keras ignores
 
 
@@ -30,9 +32,17 @@ def model_from_bytes(
 ) -> Any:
     """The model, not compiled. ``trusted``: whether code in it, such as that of Lambda layers, may be loaded."""
     with _temporary(content) as path:
-        return keras.saving.load_model(
-            path, custom_objects=custom_objects, compile=False, safe_mode=not trusted
-        )
+        try:
+            return keras.saving.load_model(
+                path, custom_objects=custom_objects, compile=False, safe_mode=not trusted
+            )
+        except Exception as error:  # of Keras, or of the user's own classes
+            if not trusted:
+                raise
+            raise EstimatorError(
+                "the model cannot be made again from its configuration; its own classes and functions must be in "
+                f"custom_objects, and have get_config if they take other arguments ({first_line(error)})"
+            ) from error
 
 
 def weights_bytes(model: Any) -> bytes:
@@ -50,7 +60,7 @@ def set_weights(model: Any, content: bytes) -> None:
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def checkpoint_bytes(model: Any, history: dict[str, list[float]]) -> bytes:
+def checkpoint_bytes(model: Any, history: dict[str, list[Any]]) -> bytes:
     """A ``.keras`` file of a compiled model, with the history of all epochs beside it."""
     with _temporary() as path:
         model.save(path)
@@ -59,13 +69,13 @@ def checkpoint_bytes(model: Any, history: dict[str, list[float]]) -> bytes:
         return path.read_bytes()
 
 
-def load_checkpoint(model: Any, content: bytes) -> dict[str, list[float]]:
+def load_checkpoint(model: Any, content: bytes) -> dict[str, list[Any]]:
     """Load weights and the optimizer's state into a compiled model. Returns the history. Loads no code."""
     model.optimizer.build(model.trainable_variables)
     with _temporary(content) as path:
         model.load_weights(path)
         with zipfile.ZipFile(path) as archive:
-            history: dict[str, list[float]] = json.loads(archive.read(_HISTORY))
+            history: dict[str, list[Any]] = json.loads(archive.read(_HISTORY))
     return history
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
+from horoplug.numpy.metrics import MetricAverages, RowAverages
 from horoplug.spark.torch.losses import Loss, Metrics, matched
 from horoplug.spark.torch.tensors import Shapes, as_list
 
@@ -33,6 +34,8 @@ class PlainModule(LightningModule):  # type: ignore[misc]
         self._own_optimizer = optimizer
         self._loss = loss
         self._metrics_of = metrics
+        self._averages = MetricAverages("TorchEstimator")
+        self._others = {"": RowAverages(), "val_": RowAverages()}
         self._feature_cols = feature_cols
         self._label_cols = label_cols
         self._weight = sample_weight_col
@@ -52,6 +55,9 @@ class PlainModule(LightningModule):  # type: ignore[misc]
         values = {"loss": loss.detach(), **self._metrics_of(outputs, labels)}
         named = {f"{prefix}{name}": value for name, value in values.items()}
         size = len(outputs[0])
+        # Lightning logs numbers only.
+        others = {name: v for name, v in named.items() if not isinstance(v, (float, torch.Tensor))}
+        self._others[prefix].add(size, {name: named.pop(name) for name in others})
         self.log_dict(named, on_step=False, on_epoch=True, sync_dist=True, batch_size=size)
         return loss
 
@@ -60,6 +66,14 @@ class PlainModule(LightningModule):  # type: ignore[misc]
 
     def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
         return self._step(batch, "val_")
+
+    def epoch_averages(self) -> dict[str, Any]:
+        """The averages of the epoch's metrics that are no numbers. Collective."""
+        found: dict[str, Any] = {}
+        for prefix, rows in self._others.items():
+            found |= rows.of_all_ranks(self._averages)
+            self._others[prefix] = RowAverages()
+        return found
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self._own_optimizer

@@ -15,6 +15,7 @@ import torch
 
 import horoplug.torch as hvd
 from horoplug.lightning.strategy import StrategyMixin
+from horoplug.numpy.metrics import line, plain
 from horoplug.spark.common.columns import reshape
 from horoplug.spark.common.reading import Block, Reader
 from horoplug.spark.common.work import Outcome, Work
@@ -170,11 +171,14 @@ class _Recorder:
                 raise ValueError(f"the loss of batch {index} of rank {hvd.rank()} is {float(loss)}")
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        values = {name: plain(value) for name, value in trainer.callback_metrics.items()}
+        values = {name: value for name, value in values.items() if value is not None}
+        if isinstance(module, PlainModule):
+            values |= module.epoch_averages()
         self.history.append({"epoch": trainer.current_epoch, **values})
         if self._work.options["verbose"] and hvd.rank() == 0:
-            text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}: {text}", flush=True)
+            head = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            print(f"{head}: {line(values)}", flush=True)
         if self._work.store.saving_runs():
             path = self._folder / "saved.ckpt"
             trainer.save_checkpoint(path)  # collective

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from horoplug.numpy.metrics import as_numbers
 from horoplug.spark.common.errors import EstimatorError
 
 Tensors = Sequence[torch.Tensor]
@@ -100,8 +101,17 @@ class Metrics:
                 full = name if len(labels) == 1 else f"{label}_{name}"
                 self._parts.append((full, number, function))
 
-    def __call__(self, outputs: Tensors, labels: Tensors) -> dict[str, float]:
+    def __call__(self, outputs: Tensors, labels: Tensors) -> dict[str, Any]:
+        """Numbers, and whatever else the functions return."""
         return {
-            name: float(function(outputs[number], labels[number]))
+            name: _number(function(outputs[number], labels[number]))
             for name, number, function in self._parts
         }
+
+
+def _number(value: Any) -> Any:
+    """A number, or a tensor with one element, as float, and arrays as those of NumPy."""
+    array = as_numbers(value)
+    if array is None:
+        return value
+    return float(array.item()) if array.size == 1 else array

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import horoplug.torch as hvd
+from horoplug.numpy.metrics import MetricAverages, RowAverages, line
 from horoplug.spark.common.errors import needed
 from horoplug.spark.common.predicting import described
 from horoplug.spark.common.reading import Block, Reader
@@ -44,6 +45,7 @@ class _Training:
         weighted = bool(options["sample_weight_col"])
         self._loss = Loss(objects["loss"], options["loss_weights"], len(labels), weighted)
         self._metrics = Metrics(objects["metrics"], labels)
+        self._averages = MetricAverages("TorchEstimator")
         self._callbacks = objects["callbacks"] or []
         self._outputs: list[dict[str, Any]] = []
         self.history: list[dict[str, Any]] = []
@@ -75,9 +77,9 @@ class _Training:
             return None
         return Outcome(self.history, _bytes(_on_cpu(self._model.state_dict())), self._outputs)
 
-    def _train_epoch(self, batches: Iterator[Block], epoch: int) -> dict[str, float]:
+    def _train_epoch(self, batches: Iterator[Block], epoch: int) -> dict[str, Any]:
         self._model.train()
-        steps, sums = self._work.train_steps(self._train_reader), _Sums()
+        steps, sums = self._work.train_steps(self._train_reader), RowAverages()
         with self._progress(steps, epoch) as numbers:
             for number in numbers:
                 block = next(batches)
@@ -91,22 +93,22 @@ class _Training:
                     self._passes = 0
                 sums.add(rows, {"loss": float(loss.detach()), **values})
                 self._call("on_batch_end", number, values)
-        return sums.averages("train")
+        return sums.of_all_ranks(self._averages)
 
-    def _validate(self, reader: Reader) -> dict[str, float]:
+    def _validate(self, reader: Reader) -> dict[str, Any]:
         self._model.eval()
-        steps, sums = self._work.val_steps(reader), _Sums()
+        steps, sums = self._work.val_steps(reader), RowAverages()
         with torch.no_grad():
             for _, block in zip(range(steps), reader.one_pass(), strict=False):
                 rows, loss, values = self._forward(block)
                 sums.add(rows, {"loss": float(loss), **values})
         # A rank without rows has the same names.
-        return sums.averages("validation", [*self.history_names()])
+        return sums.of_all_ranks(self._averages, self.history_names())
 
     def history_names(self) -> list[str]:
         return ["loss", *(name for name, _, _ in self._metrics._parts)]
 
-    def _forward(self, block: Block) -> tuple[int, torch.Tensor, dict[str, float]]:
+    def _forward(self, block: Block) -> tuple[int, torch.Tensor, dict[str, Any]]:
         """The number of rows, the loss and the metrics of a batch."""
         options = self._options
         features = self._tensors(block, options["feature_cols"], options.get("input_shapes"))
@@ -172,32 +174,11 @@ class _Training:
 
     def _report(self, entry: dict[str, Any]) -> None:
         if self._options["verbose"] and hvd.rank() == 0:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in _flat(entry).items())
-            print(f"epoch {entry['epoch'] + 1}/{self._options['epochs']}: {values}", flush=True)
+            text = line(_flat(entry))
+            print(f"epoch {entry['epoch'] + 1}/{self._options['epochs']}: {text}", flush=True)
 
 
-class _Sums:
-    """Sums over rows, for averages over the rows of all ranks."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._values: dict[str, float] = {}
-
-    def add(self, rows: int, values: dict[str, float]) -> None:
-        self._rows += rows
-        for name, value in values.items():
-            self._values[name] = self._values.get(name, 0.0) + rows * value
-
-    def averages(self, what: str, names: Iterable[str] | None = None) -> dict[str, float]:
-        """The averages over all ranks. Collective."""
-        names = list(names or self._values)
-        mine = [self._values.get(name, 0.0) for name in names]
-        sums = torch.tensor([self._rows, *mine], dtype=torch.float64)
-        rows, *totals = hvd.allreduce(sums, op=hvd.Sum, name=f"estimator.{what}").tolist()
-        return {name: total / rows for name, total in zip(names, totals, strict=True)}
-
-
-def _flat(entry: dict[str, Any]) -> dict[str, float]:
+def _flat(entry: dict[str, Any]) -> dict[str, Any]:
     """Metrics by the names that callbacks know: those of the validation begin with ``val_``."""
     validation = entry.get("validation", {})
     return {**entry["train"], **{f"val_{name}": value for name, value in validation.items()}}
