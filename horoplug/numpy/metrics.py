@@ -85,12 +85,17 @@ class RowAverages:
     def add(self, rows: int, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             array, before = as_numbers(value), self._sums.get(name)
+            if array is None:
+                self._sums[name] = value
+                continue
             if before is None:
-                self._sums[name] = value if array is None else rows * array
-            elif array is not None and isinstance(before, np.ndarray):
+                self._sums[name] = np.asarray(rows * array)
+            elif isinstance(before, np.ndarray):
                 same = array.shape == before.shape
                 self._sums[name] = (
-                    before + rows * array if same else _Varying(before.shape, array.shape)
+                    np.asarray(before + rows * array)
+                    if same
+                    else _Varying(before.shape, array.shape)
                 )
         self.rows += rows
 

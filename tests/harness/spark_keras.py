@@ -131,10 +131,15 @@ def refusals(keras, df, estimator):
 
 
 def several(keras, df, folder):
-    """Two inputs, two outputs, weights of rows, a layer of this program, a callback, and steps of two batches."""
+    """Two inputs, two outputs, a label and a metric that are arrays, weights of rows, a layer of this program, a
+    callback, and steps of two batches."""
+    from pyspark.sql import functions as F
+
     import horoplug.keras as hvd
     from horoplug.spark.common.store import Store
     from horoplug.spark.keras import KerasEstimator
+
+    df = df.withColumn("y", F.array("y", "y"))
 
     class Doubled(keras.layers.Layer):
         def call(self, values):
@@ -171,7 +176,7 @@ def several(keras, df, folder):
     # The class is learned without the hidden layer, which some initial values saturate: in 3 of 150 trainings the
     # accuracy stayed below 1.
     outputs = [
-        keras.layers.Dense(1, name="value")(hidden),
+        keras.layers.Dense(2, name="value")(hidden),
         keras.layers.Dense(4, "softmax", name="class")(body),
     ]
     model = keras.Model([x, kind], outputs)
@@ -213,6 +218,7 @@ def several(keras, df, folder):
     )
     output = trained.transform(df.coalesce(1))
     assert dict(output.dtypes)["kind__output"] == "vector"
+    assert dict(output.dtypes)["y__output"] == "array<double>"
     names = ("kind__output", "kind", "y__output", "y", "w")
     classes, kinds, predicted, y, w = columns(output, *names)
     assert (classes.argmax(1) == kinds).all()

@@ -175,13 +175,19 @@ def test_plain_module_with_loss_optimizer_and_metrics(frame, store, capfd):
     def accuracy(output, label):
         return (output.argmax(1) == label).float().mean()
 
+    def shares(output, label):
+        return torch.nn.functional.one_hot(label, 2).double().mean(0)
+
+    def text(output, label):
+        return "a text"
+
     torch.manual_seed(2)
     net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     estimator = TorchEstimator(
         model=net,
         optimizer=torch.optim.Adam(net.parameters(), 0.02),
         loss=torch.nn.functional.cross_entropy,
-        metrics=[accuracy],
+        metrics=[accuracy, shares, text],
         store=store,
         feature_cols=["kind"],
         input_shapes=[[-1, 1]],
@@ -202,8 +208,13 @@ def test_plain_module_with_loss_optimizer_and_metrics(frame, store, capfd):
     trained = estimator.fit(frame)
     last = trained.getHistory()[-1]
     assert last["accuracy"] == 1
+    assert len(last["shares"]) == 2
+    assert sum(last["shares"]) == pytest.approx(1)
+    assert "text" not in last
     assert last["loss"] < 0.3
-    assert "epoch 8/8: " in "".join(capfd.readouterr())
+    shown = "".join(capfd.readouterr())
+    assert "epoch 8/8: " in shown
+    assert shown.count("the metric 'text' cannot be averaged, because it is a str on rank 0") == 1
     output, kind = columns(trained.transform(frame), "kind__output", "kind")
     assert (output.argmax(1) == kind).all()
 

@@ -15,7 +15,7 @@ import torch
 
 import horoplug.torch as hvd
 from horoplug.lightning.strategy import StrategyMixin
-from horoplug.numpy.metrics import line, plain
+from horoplug.numpy.metrics import MetricAverages, line, plain
 from horoplug.spark.common.columns import reshape
 from horoplug.spark.common.reading import Block, Reader
 from horoplug.spark.common.work import Outcome, Work
@@ -160,6 +160,7 @@ class _Recorder:
     def __init__(self, work: Work, folder: Path) -> None:
         self._work = work
         self._folder = folder
+        self._averages = MetricAverages("TorchEstimator")
         self.history: list[dict[str, Any]] = []
 
     def on_train_batch_end(
@@ -171,8 +172,11 @@ class _Recorder:
                 raise ValueError(f"the loss of batch {index} of rank {hvd.rank()} is {float(loss)}")
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        values = {name: plain(value) for name, value in trainer.callback_metrics.items()}
-        values = {name: value for name, value in values.items() if value is not None}
+        logged = {name: plain(value) for name, value in trainer.callback_metrics.items()}
+        values = {name: value for name, value in logged.items() if isinstance(value, float | int)}
+        # Lightning does not reduce them, unless the metric does so itself; then they are the same everywhere.
+        arrays = {name: value for name, value in logged.items() if isinstance(value, list)}
+        values |= {name: plain(value) for name, value in self._averages(arrays).items()}
         if isinstance(module, PlainModule):
             values |= module.epoch_averages()
         self.history.append({"epoch": trainer.current_epoch, **values})
