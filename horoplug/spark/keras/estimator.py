@@ -122,10 +122,13 @@ def _check_version(name: str, value: Any) -> None:
         for each in value:
             _check_version(name, each)
         return
-    packages = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    if old := packages & {"tf_keras", "tensorflow"}:
+    modules = (f"{base.__module__}." for base in type(value).__mro__)
+    # Keras 3 with TensorFlow has other base classes of the package tensorflow.
+    if old := next(
+        (m for m in modules if m.startswith(("tf_keras.", "tensorflow.python.keras."))), ""
+    ):
         raise EstimatorError(
-            f"{name}: a {type(value).__name__} of Keras 2 ({old.pop()}), and the estimator takes Keras 3: make it with "
+            f"{name}: a {type(value).__name__} of Keras 2 ({old.split('.')[0]}), and the estimator takes Keras 3: make it with "
             "the package keras, without TF_USE_LEGACY_KERAS, or train it with horoplug.tensorflow.keras in a function "
             "of horoplug.spark.run"
         )
