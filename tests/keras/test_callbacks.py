@@ -101,9 +101,11 @@ def check_metrics(key):
 
     def add(model, epoch, logs):
         logs |= {"confusion": confusion, "pair": [1, hvd.rank()], **others}
-        mine.append(dict(logs))
+        to_numpy = keras.ops.convert_to_numpy
+        mine.append({n: to_numpy(v) if keras.ops.is_tensor(v) else v for n, v in logs.items()})
 
     handler = logging.Handler()
+    handler.addFilter(lambda record: "cannot be averaged" in record.getMessage())
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("horoplug").addHandler(handler)
     average = hvd.callbacks.MetricAverageCallback()

@@ -124,11 +124,10 @@ def _check_version(name: str, value: Any) -> None:
         return
     modules = (f"{base.__module__}." for base in type(value).__mro__)
     # Keras 3 with TensorFlow has other base classes of the package tensorflow.
-    if old := next(
-        (m for m in modules if m.startswith(("tf_keras.", "tensorflow.python.keras."))), ""
-    ):
+    old = [m for m in modules if m.startswith(("tf_keras.", "tensorflow.python.keras."))]
+    if old:
         raise EstimatorError(
-            f"{name}: a {type(value).__name__} of Keras 2 ({old.split('.')[0]}), and the estimator takes Keras 3: make it with "
-            "the package keras, without TF_USE_LEGACY_KERAS, or train it with horoplug.tensorflow.keras in a function "
-            "of horoplug.spark.run"
+            f"{name}: a {type(value).__name__} of Keras 2 ({old[0].partition('.')[0]}), and the estimator takes Keras "
+            "3: make it with the package keras, without TF_USE_LEGACY_KERAS, or train it with horoplug.tensorflow."
+            "keras in a function of horoplug.spark.run"
         )
