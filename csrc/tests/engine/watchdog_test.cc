@@ -448,6 +448,8 @@ TEST_CASE("a thread that sleeps until another one wakes it may wait for a future
   CHECK(submitted.handles.busy_threads(steady_now(), 0.2) == 3);
   const auto note = [&] { submitted.handles.note_wait(submitted.operation->handle, ids); };
   const auto blocked = [&] {
+    // A process that looks all the time computes, and so none of its threads may count as blocked.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     note();
     return 3 - submitted.handles.busy_threads(steady_now(), 0.2);
   };
