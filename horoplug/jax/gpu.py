@@ -26,6 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from horoplug._native import Error
+from horoplug.common.arguments import checked
 from horoplug.common.context import context
 from horoplug.common.opspec import BY_NAME, Call, Output
 from horoplug.common.process_sets import process_set_by_id
@@ -65,6 +66,7 @@ def perform(operation: str, arrays: Sequence[Any], call: Call) -> list[tuple[Any
     """See :func:`horoplug.jax.eager.perform`. Returns when the operation has been enqueued on the GPU."""
     context.engine()  # raises NotInitializedError
     spec = BY_NAME[operation]
+    call = checked(spec, call)
     # The output rows of allgather and alltoall depend on the other ranks.
     rows_unknown = spec.output is Output.ROWS and operation != "reducescatter"
     position = SetPosition()
