@@ -40,7 +40,8 @@ class MetricAverages:
         if not shapes:
             return {}
         parts = [
-            weight * (arrays[name] if weight else np.zeros(shape))  # 0 * NaN is not 0
+            # 0 * NaN is not 0.
+            weight * np.asarray(arrays[name]) if weight else np.zeros(shape)
             for name, shape in shapes.items()
         ]
         mine = np.concatenate([[weight], *(np.ravel(part) for part in parts)])

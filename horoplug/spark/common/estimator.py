@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 from abc import abstractmethod
@@ -221,7 +220,8 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
             if not len(row):
                 return None
             known = described(load(content)(feature_arrays(row, features)))
+        kinds = [*kinds, *([""] * len(known))][: len(known)]
         return [
             Output(**{"kind": kind, **each, "shape": tuple(each["shape"])})
-            for each, kind in itertools.zip_longest(known, kinds[: len(known)], fillvalue="")
+            for each, kind in zip(known, kinds, strict=True)
         ]
