@@ -190,7 +190,7 @@ def test_member_that_cannot_follow_updates_fails_its_next_check():
 
     store = SimpleNamespace(begin_get=get, abandon=lambda _: None)
     member = ElasticMember(store, 3, "1.0", 1.0)
-    member.watch(Membership(0, (3,)), lambda: 0.0)
+    member.watch(Membership(0, (3,), must_sync=True), lambda: 0.0, lambda update: None)
     member._watch._thread.join(20)
     for _ in range(2):
         with pytest.raises(HorovodInternalError, match="a defect"):
