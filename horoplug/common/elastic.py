@@ -257,7 +257,10 @@ class ObjectState(State):
 
     def _broadcast(self, values: Mapping[str, Any], root_rank: int = 0) -> dict[str, Any]:
         """Broadcast values of attributes. Collective."""
-        is_root = self._rank() == root_rank
+
+        def is_root() -> bool:
+            return self._rank() == root_rank
+
         return broadcast_values(self._bcast_object, values, root_rank, is_root=is_root)
 
     def _keep(self, value: Any) -> Any:

@@ -85,7 +85,7 @@ def broadcast_values(
     values: Mapping[str, Any],
     root_rank: int,
     *,
-    is_root: bool,
+    is_root: Callable[[], bool],
     what: str = "the attribute",
 ) -> dict[str, Any]:
     """Broadcast values by their names. Collective. ``broadcast``: of an object, with a root unless that is rank 0: a
@@ -98,7 +98,7 @@ def broadcast_values(
     except HorovodInternalError:
         raise
     except Exception as error:
-        refusal = _refusal(values, what) if is_root else None
+        refusal = _refusal(values, what) if is_root() else None
         if refusal is None:
             raise
         broadcast(refusal, *root)

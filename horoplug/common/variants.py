@@ -71,7 +71,9 @@ def poll(handle: int) -> bool:
 
 
 def _found(function: str, handle: Any) -> Waitable | None:
-    if callable(handle):  # the handle of a sparse allreduce is a function, which nothing is known of here
+    if callable(
+        handle
+    ):  # the handle of a sparse allreduce is a function, which nothing is known of here
         return None
     if type(handle) is not int and not isinstance(handle, Integral):
         raise TypeError(

@@ -39,6 +39,8 @@ class _Fork:
 
     kept: frozenset[int] = frozenset()
     """Descriptors that the frameworks have opened."""
+    stdin: None = None
+    """The fork has the standard input of the agent, and gets no other."""
 
     def __init__(
         self,

@@ -88,7 +88,9 @@ class _DictHandler(StateHandler):
         is_root = rank() == root_rank
         what = "in the state of the"
         values = {name: self.read() if is_root else None}
-        found = broadcast_values(broadcast_object, values, root_rank, is_root=is_root, what=what)
+        found = broadcast_values(
+            broadcast_object, values, root_rank, is_root=lambda: is_root, what=what
+        )
         self.write(found[name])
 
 
