@@ -65,7 +65,6 @@ EQUIVALENTS: Final[dict[str, dict[str, str]]] = {
     "horoplug.compat.util": {
         "horovod.common.exceptions": "get_version_mismatch_message",
         "horovod.torch": "_check_has_gpu",
-        "horovod.torch.mpi_ops": "_check_has_gpu",
     },
     "horoplug.common.reduce_ops": {
         "horovod.torch.mpi_ops": "handle_average_backwards_compatibility=resolve",
