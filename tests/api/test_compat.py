@@ -27,7 +27,7 @@ def python(*arguments, env=None, cwd=None, stdin=""):
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
 
 

@@ -22,7 +22,7 @@ pytest_plugins = ["tests.harness.jobs"]
 def run_compat(code):
     code = "import horoplug.compat; horoplug.compat.install()\n" + code
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
