@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from horoplug.base.alias import is_compat
 from horoplug.common.progress import Progress
 
 Optimizer = TypeVar("Optimizer")
@@ -85,7 +84,7 @@ def change_class(optimizer: Optimizer, mixin: type, **attributes: Any) -> Optimi
 
     ``__class__``, which Keras reads when it saves the object, remains the original class, so that the saved object can
     be loaded without horoplug."""
-    kind, original = type(optimizer), _named_by_horovod(optimizer.__class__)
+    kind, original = type(optimizer), optimizer.__class__
     body = {
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
@@ -94,16 +93,6 @@ def change_class(optimizer: Optimizer, mixin: type, **attributes: Any) -> Optimi
     }
     object.__setattr__(optimizer, "__class__", type(kind.__name__, (mixin, kind), body))
     return optimizer
-
-
-def _named_by_horovod(kind: type) -> type:
-    """A class of Keras; under the name horovod one that differs in its qualified name only, in which programs look for
-    "horovod". A class of the program stays as it is, since Keras knows it by the class itself."""
-    package = kind.__module__.partition(".")[0]
-    if not is_compat() or package not in ("keras", "tf_keras", "tensorflow"):
-        return kind
-    body = {"__module__": kind.__module__, "__qualname__": f"horovod.{kind.__qualname__}"}
-    return type(kind.__name__, (kind,), {**body, "__doc__": kind.__doc__})
 
 
 class _Keras3:

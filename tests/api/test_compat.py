@@ -142,29 +142,17 @@ assert horovod.run is horovod.runner.run is run is of_runner is horoplug.run
 def test_class_of_an_optimizer_names_horovod():
     """Programs look for "horovod" in the class's name, to see whether an optimizer is distributed."""
     text = """
-import os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-sys.path.insert(0, {root!r})
-import keras, torch
+import torch
 import {package}.torch as hvd
-import {package}.keras as of_keras
 hvd.init()
 parameters = [torch.nn.Parameter(torch.ones(1))]
 for op in hvd.Average, hvd.Adasum:
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(parameters), op=op)
     print("horovod" in str(optimizer.__class__), type(optimizer).__name__)
-optimizer = of_keras.DistributedOptimizer(keras.optimizers.Adam(0.1))
-print("horovod" in str(optimizer.__class__), isinstance(optimizer, optimizer.__class__))
-saved = keras.saving.serialize_keras_object(optimizer)
-loaded = keras.saving.deserialize_keras_object(saved)
-print(saved["module"], type(loaded) is keras.optimizers.Adam, "horovod" in str(saved))
 """
-    root = str(Path(SITE).parents[2])
-    env = environment() | {"KERAS_BACKEND": "torch"}
-    under_horovod = compat(text.format(package="horovod", root=root), env=env).splitlines()
-    assert under_horovod == ["True Adam", "True Adam", "True True", "keras.optimizers True False"]
-    plain = python("-c", text.format(package="horoplug", root=root), env=env).stdout.splitlines()
-    assert plain == ["False Adam", "False Adam", "False True", "keras.optimizers True False"]
+    assert compat(text.format(package="horovod")).splitlines() == ["True Adam", "True Adam"]
+    plain = python("-c", text.format(package="horoplug")).stdout.splitlines()
+    assert plain == ["False Adam", "False Adam"]
 
 
 # ---- install() -------------------------------------------------------------------------------------------------------
