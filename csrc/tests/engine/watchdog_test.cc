@@ -258,7 +258,8 @@ TEST_CASE("a silence begins with the wait, also if another rank waits and passes
     CHECK(root.running());
     // A rank has a quarter of the limit for its answer even if the question comes late.
     const double left = std::fmax(kSecondsToAnswer, 10 - waited);
-    for (double later = 0.1; later < left - 0.1; later += 0.25) root.check(now + later);
+    for (int tenths = 1; tenths < std::lround(10 * left) - 1; tenths += 2)
+      root.check(now + tenths / 10.0);
     const Status late = failure_of([&] { root.check(now + left + 0.1); });
     CHECK(mentions(late, {"pending for 10 s, waiting for rank 2, which does not answer"}));
   }
