@@ -1,8 +1,9 @@
 """Elastic jobs with random faults for HOROPLUG_SOAK_SECONDS seconds: a part of `make soak`.
 
-Processes are killed, stopped, told to leave, or end by themselves, at any moment: while they train, commit, recover or
-start, one or several at once. In the end all processes have made the same steps, none of which was lost or made twice;
-their parameters are the same, bit for bit, and those of an undisturbed run up to rounding."""
+Processes are killed, stopped, paused so that their messages are late, told to leave, or end by themselves, at any
+moment: while they train, commit, recover or start, one or several at once. In the end all processes have made the same
+steps, none of which was lost or made twice; their parameters are the same, bit for bit, and those of an undisturbed run
+up to rounding."""
 
 import contextlib
 import hashlib
@@ -26,10 +27,12 @@ from tests.harness.support import seed
 SECONDS = float(os.environ.get("HOROPLUG_SOAK_SECONDS", "60"))
 LIMIT = 200.0  # seconds for a job
 STEPS = 200
+LONGEST_PAUSE = 3.0  # seconds; shorter than a stopped process goes unnoticed
 RESUME_SECONDS = 30.0  # after the start of a job; longer than a stopped process goes unnoticed
 FAULTS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
+    "pause": signal.SIGSTOP,
     "end": signal.SIGTERM,
     "leave": signal.SIGUSR1,
 }
@@ -52,6 +55,7 @@ class Job:
         self.out = self.err = ""
         self.pids: dict[int, int] = {}
         self.counts = dict.fromkeys(FAULTS, 0)
+        self.paused: list[tuple[float, list[int]]] = []  # until when, and the pids
 
     def run(self, faults: int) -> None:
         """Inject faults at random moments, and wait for the end."""
@@ -66,7 +70,12 @@ class Job:
             while selector.get_map():
                 now = time.monotonic()
                 assert now < deadline, f"no end after {LIMIT:g} s\n{self.out}\n{self.err}"
-                due = began + moments[0] if moments else now + 1.0
+                for pids in [pids for end, pids in self.paused if end <= now]:
+                    self.send(signal.SIGCONT, pids)
+                self.paused = [each for each in self.paused if each[0] > now]
+                due = min(
+                    [began + moments[0] if moments else now + 1.0, *(t for t, _ in self.paused)]
+                )
                 for key, _ in selector.select(max(min(due, deadline) - now, 0)):
                     if not self.read(key.fileobj):
                         selector.unregister(key.fileobj)
@@ -93,10 +102,12 @@ class Job:
 
     def disturb(self) -> None:
         live = self.live()
-        kind = self.draw.choice(["kill", "kill", "stop", "end", "leave"])
+        kind = self.draw.choice(["kill", "kill", "stop", "pause", "pause", "end", "leave"])
         victims = self.draw.sample(live, min(len(live), self.draw.choice([1, 1, 1, 2, 3])))
         self.counts[kind] += len(victims)
         self.send(FAULTS[kind], victims)
+        if kind == "pause":
+            self.paused.append((time.monotonic() + self.draw.uniform(0.05, LONGEST_PAUSE), victims))
 
     def live(self) -> list[int]:
         """The pids of the processes that have not ended."""

@@ -13,11 +13,15 @@ import numpy as np
 
 import horoplug as hvd
 from tests.soak.frameworks import COMPILED, JOBS, WAYS, Request
+from tests.soak.metrics import check_metrics
 from tests.soak.streams import Left, Runner
 
 # What a fault does to the victim. After the fatal ones all other ranks must get an error that names the victim.
 FATAL = ("kill", "exit", "stop", "leave")
 FAULTS = (*FATAL, "mismatch", "deadlock")
+LONG_IDLE = 30.0
+"""Seconds for which ranks rest before one of them is stopped: longer than it may take to name it after the limit, so
+that idle time which counts is found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Episode:
     fault: Fault | None = None
     joins: str = ""  # the way in which ranks reduce until they join; empty: they do not
     delays: float = 0.0  # seconds that a late rank sleeps at most
+    idle: float = 0.0  # seconds for which a stream rests before one of its steps: that of the fault, if it has it
+    metrics: bool = False  # whether the ranks average metrics at the end
 
 
 def draw_episode(
@@ -73,7 +79,15 @@ def draw_episode(
     joins = ""
     if kind is None and draw.random() < 0.3:
         joins = draw.choice([way for way in JOBS[frameworks] if way in WAYS])
-    return Episode(draw.randrange(2**31), tuple(streams), fault, joins, draw.choice([0, 0, 0.02]))
+    return Episode(
+        seed=draw.randrange(2**31),
+        streams=tuple(streams),
+        fault=fault,
+        joins=joins,
+        delays=draw.choice([0, 0, 0.02]),
+        idle=LONG_IDLE if kind == "stop" else draw.choice([0, 0, 0, 2.0]),
+        metrics=kind is None and draw.random() < 0.3,
+    )
 
 
 def _draw_ways(
@@ -121,6 +135,8 @@ def run_episode(episode: Episode) -> int:
         raise errors[0]
     if episode.joins:
         counts.append(_join(episode))
+    if episode.metrics:
+        counts.append(check_metrics(random.Random(episode.seed + 2)))
     hvd.barrier()
     for some in sets.values():
         if some is not hvd.global_process_set:

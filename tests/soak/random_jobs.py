@@ -1,8 +1,9 @@
 """Random jobs with random faults for HOROPLUG_SOAK_SECONDS seconds: `make soak`; not a part of `make test`.
 
 There must be no wrong result, hang, leak or false alarm. After a fault all other ranks get an error that names the
-victim. Processes run many jobs; they end each with the descriptors and threads that they had after their first. Some
-jobs use PyTorch, TensorFlow and JAX, in other processes than those with NumPy only. Some run under mpirun."""
+victim, also if they have been idle before it. Processes run many jobs; they end each with the descriptors and threads
+that they had after their first. Some jobs use PyTorch, TensorFlow and JAX, in other processes than those with NumPy
+only. Some run under mpirun."""
 
 import collections
 import contextlib
@@ -26,6 +27,7 @@ __all__ = ["no_files_of_mpi"]  # a fixture
 
 SECONDS = float(os.environ.pop("HOROPLUG_SOAK_SECONDS", "60"))
 LIMIT = 300.0  # seconds for an episode
+LATENESS = 25.0  # seconds after its limit by which a stopped rank is named on a busy machine; less than LONG_IDLE
 SETTINGS: list[dict[str, str]] = [
     {},
     {},
@@ -116,7 +118,8 @@ class Soak:
                     ranks.run(again)
                     self.done["re-inits"] += 1
             if fatal:
-                self.fatal(ranks, draw_episode(draw, size, fatal, frameworks))
+                limit = float(env["HOROVOD_GLOO_TIMEOUT_SECONDS"])
+                self.fatal(ranks, draw_episode(draw, size, fatal, frameworks), limit)
         self.done[f"jobs with {frameworks}"] += 1
         for worker in ranks.workers:
             used = self.used.get(worker.process.pid, frozenset())
@@ -128,7 +131,7 @@ class Soak:
             self.done["operations"] += sum(ranks.run(run_episode, episode, timeout=LIMIT))
             self.done[episode.fault.kind if episode.fault else "without a fault"] += 1
 
-    def fatal(self, ranks: Ranks, episode: Episode) -> None:
+    def fatal(self, ranks: Ranks, episode: Episode, limit: float) -> None:
         fault = episode.fault
         assert fault
         with self.described(episode):
@@ -138,7 +141,13 @@ class Soak:
                 others = Ranks([worker for worker in ranks.workers if worker is not victim])
                 try:
                     wait_until_stopped(victim.process.pid)
+                    began = time.monotonic()
                     outcomes = others.collect(LIMIT)
+                    took = time.monotonic() - began
+                    # Idle time before must not count.
+                    assert took < limit + LATENESS, (
+                        f"named after {took:.1f} s, with a limit of {limit:g} s"
+                    )
                 finally:
                     victim.kill()
             else:

@@ -34,6 +34,9 @@ class Runner:
         self._shared = random.Random(stream.seed)
         self._own = random.Random(stream.seed + 1 + self._rank)
         self._checked = 0
+        fault = episode.fault
+        is_here = fault is not None and fault.stream == stream.number
+        self._idle_step = fault.step if fault is not None and is_here else stream.steps // 2
         way = stream.ways[self._rank]
         self._plain = WAYS["numpy"]()
         self._framework = WAYS["torch" if way == "training" else way]()
@@ -75,6 +78,8 @@ class Runner:
                 self._perform(draw_pattern(shared, number, self._size, 9)[:1], False, step)
 
     def _begin_step(self, step: int) -> None:
+        if step == self._idle_step:
+            time.sleep(self._episode.idle)
         self._fault(step)
         if self._own.random() < 0.1:
             time.sleep(self._own.uniform(0, self._episode.delays))

@@ -7,189 +7,30 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
+from tests.harness.mismatched_calls import LIMIT, PAIRS, is_named, mismatched, new_group
 from tests.harness.process_groups import begin, end, new_file
 
 pytest_plugins = ["tests.harness.jobs"]
 
 DEADLOCK_TIME = 0.6  # seconds; the default, 5 s, is long for a test
 QUICK = {"HOROVOD_DEADLOCK_TIME_SECONDS": str(DEADLOCK_TIME)}
-LIMIT = 25.0  # seconds: ends hangs
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-
-
-def last():
-    return dist.get_world_size() - 1
-
-
-def new_group(ranks):
-    return dist.new_group(ranks, timeout=timedelta(seconds=LIMIT))
-
-
-# ---- the operations of the other ranks
-
-OTHERS = {
-    "barrier": lambda: dist.barrier(),
-    "all_reduce": lambda: dist.all_reduce(torch.ones(2)),
-    "all_gather": lambda: dist.all_gather(
-        [torch.empty(2) for _ in range(dist.get_world_size())], torch.ones(2)
-    ),
-    "broadcast": lambda: dist.broadcast(torch.ones(2), 0),
-    "recv": lambda: dist.recv(torch.ones(2), last()),
-}
-
-
-# ---- how the last rank waits for an operation that the others do not call
-
-
-def started(other):
-    """An asynchronous operation that is not the others'."""
-    if other == "all_reduce":
-        parts = [torch.ones(1) for _ in range(dist.get_world_size())]
-        return dist.reduce_scatter(torch.empty(1), parts, async_op=True)
-    return dist.all_reduce(torch.ones(3), async_op=True)
-
-
-def blocking(other):
-    if other == "all_reduce":
-        return dist.broadcast(torch.ones(3), last())
-    return dist.all_reduce(torch.ones(3))
-
-
-def polling(work):
-    while not work.is_completed():
-        time.sleep(0.01)
-    work.wait()
-
-
-def in_functional_call(other):
-    if other == "all_reduce":
-        return functional.wait_tensor(
-            functional.all_gather_tensor(torch.ones(3), 0, dist.group.WORLD)
-        )
-    return functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD))
-
-
-def joined(other):
-    """The main thread waits for the end of a thread that waits for the end of another one."""
-    errors = []
-
-    def operation():
-        try:
-            blocking(other)
-        except RuntimeError as error:
-            errors.append(error)
-
-    inner = threading.Thread(target=operation)
-
-    def outer():
-        inner.start()
-        inner.join()
-
-    thread = threading.Thread(target=outer)
-    thread.start()
-    thread.join()
-    raise errors[0]
-
-
-def ddp_step(hook=None):
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    if hook is not None:
-        model.register_comm_hook(None, hook)
-
-    def step():
-        model(torch.ones(2, 4)).sum().backward()
-
-    for _ in range(3):  # buckets are made anew after the first step; the last one is a plan
-        step()
-    return lambda other: step()
-
-
-def sharded_step():
-    from torch.distributed.fsdp import fully_shard
-
-    model = torch.nn.Linear(4, 4)
-    fully_shard(model, mesh=DeviceMesh.from_group(dist.group.WORLD, "cpu"))
-
-    def step():
-        model(torch.ones(2, 4)).sum().backward()
-
-    step()
-    return lambda other: step()
-
-
-def is_always(function):
-    return lambda: function
-
-
-WAYS = {
-    "blocking": is_always(blocking),
-    "wait": is_always(lambda other: started(other).wait()),
-    "wait with a limit": is_always(lambda other: started(other).wait(timedelta(seconds=LIMIT))),
-    "future": is_always(lambda other: started(other).get_future().wait()),
-    "callback of a future": is_always(
-        lambda other: started(other).get_future().then(lambda future: future.value()).wait()
-    ),
-    "polling": is_always(lambda other: polling(started(other))),
-    "wait_tensor": is_always(in_functional_call),
-    "joined thread": is_always(joined),
-    "DDP": ddp_step,
-    "DDP with a hook": lambda: ddp_step(default_hooks.fp16_compress_hook),
-    "FSDP 2": sharded_step,
-}
-PAIRS = [(way, other) for way in WAYS for other in OTHERS]
-
-
-def mismatched(pairs):
-    """For each pair: the error of this rank. The group goes on."""
-    texts = []
-    for way, other in pairs:
-        wait = WAYS[way]()
-        dist.barrier()
-        try:
-            wait(other) if dist.get_rank() == last() else OTHERS[other]()
-            text = "no error"
-        except RuntimeError as error:
-            text = str(error)
-        tensor = torch.ones(1)
-        try:
-            dist.all_reduce(tensor)
-        except RuntimeError as error:
-            raise AssertionError(f"{way} and {other}: {text}") from error
-        assert tensor.item() == dist.get_world_size(), (way, other)
-        texts.append(text)
-    return texts
 
 
 # Each pair costs its time, so half of them run on two ranks and half on three.
 @pytest.mark.parametrize("size", [2, 3])
 def test_different_operations(pool, tmp_path, size):
-    pairs = [
-        (way, other)
-        for number, (way, other) in enumerate(PAIRS)
-        if number % 2 == size % 2 and (way != "FSDP 2" or TORCH >= (2, 6))
-    ]
+    pairs = PAIRS[size % 2 :: 2]
     with pool.ranks(size, init=False, env=QUICK) as ranks:
         ranks.run(begin, new_file(tmp_path), "horoplug", LIMIT)
         results = ranks.run(mismatched, pairs, timeout=5 * LIMIT)
         ranks.run(end)
-    wrong = []
-    for pair, texts in zip(pairs, zip(*results, strict=True), strict=True):
-        for text in texts:
-            sides = [f"ank {size - 1}", "ank 0" if size == 2 else "anks 0-1"]
-            named = "deadlock: " in text and all(side in text or "ank 0" in text for side in sides)
-            if not (named or "ranks disagree" in text):
-                wrong.append((pair, text))
-    assert not wrong
+    texts = zip(pairs, zip(*results, strict=True), strict=True)
+    assert not [(pair, text) for pair, each in texts for text in each if not is_named(text, size)]
 
 
 # ---- two groups
