@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "base/time.h"
-
 namespace horoplug {
 namespace {
 

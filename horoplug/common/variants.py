@@ -71,9 +71,8 @@ def poll(handle: int) -> bool:
 
 
 def _found(function: str, handle: Any) -> Waitable | None:
-    if callable(
-        handle
-    ):  # the handle of a sparse allreduce is a function, which nothing is known of here
+    # The handle of a sparse allreduce is a function, of which nothing is known here.
+    if callable(handle):
         return None
     if type(handle) is not int and not isinstance(handle, Integral):
         raise TypeError(

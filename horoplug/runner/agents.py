@@ -120,9 +120,8 @@ class Agents:
             while not over.wait(self._ping_seconds):
                 for connection in list(self.all):
                     if not connection.host.is_local:
-                        with contextlib.suppress(
-                            Exception
-                        ):  # the loop finds the failure when it reads
+                        # The loop finds the failure when it reads.
+                        with contextlib.suppress(Exception):
                             connection.ping()
 
         thread = threading.Thread(target=ping, daemon=True)

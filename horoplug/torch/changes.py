@@ -11,9 +11,8 @@ import torch
 _SCALER: Final = "amp.grad_scaler"
 """The end of the name of the module with PyTorch's GradScaler. It unscales gradients, which PyTorch does not count as a
 change, or looks for infinite ones, before it calls ``optimizer.step``."""
-_DEPTH: Final = (
-    16  # frames to search: those of this package, and of wrappers of `step` such as a schedule's
-)
+_DEPTH: Final = 16
+"""Frames to search: those of this package, and of wrappers of ``step`` such as a schedule's."""
 
 
 class Changes:

@@ -1,6 +1,8 @@
 // The time limits of an engine that follow from several options, each with what sets it.
 #pragma once
 
+#include <algorithm>
+
 #include "base/time.h"
 #include "engine/options.h"
 

@@ -52,12 +52,11 @@ class ConnectionLoop(abc.ABC):
         self._addresses: dict[int, Address] = {}
         self._retries: dict[Key, float] = {}  # time of the next attempt
         self._complaints = 0
-        self._acceptor: Acceptor[PeerConnection] = (
-            Acceptor(  # of incoming connections that are not ready
-                *(self._take, self._reject, self._complain),
-                most=lambda: self._most_incoming,
-                seconds=_INCOMING_SECONDS,
-            )
+        # Of incoming connections that are not ready.
+        self._acceptor: Acceptor[PeerConnection] = Acceptor(
+            *(self._take, self._reject, self._complain),
+            most=lambda: self._most_incoming,
+            seconds=_INCOMING_SECONDS,
         )
 
     def listen(self, listener: socket.socket, data_timeout: float = 30.0) -> None:
