@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["TMPDIR"] = folder
     config.stash[FILES_BEFORE] = leftover_files()
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    from tests.harness import limits
+
+    limits.extend(item)
+    yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ import pytest
 
 from horoplug.compat import SITE, python_path
 from horoplug.compat.__main__ import command
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 COMPAT = ["-m", "horoplug.compat"]
@@ -27,7 +28,7 @@ def python(*arguments, env=None, cwd=None, stdin=""):
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=scaled(150),
     )
 
 

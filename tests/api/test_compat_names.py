@@ -14,6 +14,7 @@ import pytest
 from horoplug.common import reduce_ops
 from horoplug.compat import env, secret, threads, timeout, util
 from horoplug.compat.basics import HorovodBasics
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -22,7 +23,11 @@ pytest_plugins = ["tests.harness.jobs"]
 def run_compat(code):
     code = "import horoplug.compat; horoplug.compat.install()\n" + code
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=150
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=scaled(150),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -105,7 +110,7 @@ def test_page_of_names_is_up_to_date(tmp_path):
     page = tmp_path / "page.md"
     script = Path(__file__).parents[2] / "scripts" / "horovod_names.py"
     command = [sys.executable, script, "--page", page]
-    subprocess.run(command, env=environment(), check=True, timeout=60)
+    subprocess.run(command, env=environment(), check=True, timeout=scaled(60))
     assert page.read_text() == (script.parents[1] / "docs" / "horovod-names.md").read_text()
 
 
@@ -410,11 +415,11 @@ def test_timeout_errors():
 
 def test_in_thread(capsys):
     seen = []
-    threads.in_thread(seen.append, (3,)).join(10)
+    threads.in_thread(seen.append, (3,)).join(scaled(10))
     assert seen == [3]
     assert threads.in_thread(seen.clear, name="name").name == "name"
     thread = threads.in_thread(lambda: 1 / 0, silent=True)
-    thread.join(10)
+    thread.join(scaled(10))
     assert thread.daemon
     assert capsys.readouterr().err == ""
     with pytest.raises(ValueError, match="args must be a tuple"):
@@ -425,18 +430,18 @@ def test_on_event():
     event, stop, called = threading.Event(), threading.Event(), threading.Event()
     thread = threads.on_event(event, called.set, stop=stop, check_stop_interval_s=0.01)
     event.set()
-    thread.join(10)
+    thread.join(scaled(10))
     assert called.is_set()
     called.clear()
     thread = threads.on_event(
         threading.Event(), called.set, stop=stop, check_stop_interval_s=0.01, daemon=False
     )
     stop.set()
-    thread.join(10)
+    thread.join(scaled(10))
     assert not thread.is_alive()
     assert not called.is_set()
     thread = threads.on_event(event, called.set)
-    thread.join(10)
+    thread.join(scaled(10))
     assert called.is_set()
     for wrong in ({"event": None}, {"args": 3}, {"daemon": False}):
         with pytest.raises(ValueError, match="must"):
@@ -453,7 +458,7 @@ def test_execute_function_multithreaded():
     assert run(len, []) == {}
     done = threading.Event()
     assert run(done.set, [[]], block_until_all_done=False) is None
-    assert done.wait(10)
+    assert done.wait(scaled(10))
     hooked = threading.excepthook
     threading.excepthook = lambda args: None
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness import ROOT
 from tests.harness.elastic_launcher import PRELOADS, launcher
+from tests.harness.limits import scaled
 from tests.harness.support import QUICK_XLA, environment
 
 FOLDER = Path(__file__).parent / "horovod_api"
@@ -52,10 +53,10 @@ def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> l
         text=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=timeout)
+            output, _ = process.communicate(timeout=scaled(timeout))
         except subprocess.TimeoutExpired:
             process.terminate()  # the launcher ends its ranks
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=scaled(30))
             pytest.fail(f"not done after {timeout:g} s:\n{output}", pytrace=False)
     if process.returncode:
         pytest.fail(f"exit code {process.returncode}:\n{output}", pytrace=False)

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from horoplug.compat.names import VERSION
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 CLONE = os.environ.get("HOROVOD_CLONE", "")
@@ -65,6 +66,6 @@ def test_example_of_horovod_runs(examples, tmp_path, example):
         env=environment() | {"HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=scaled(580),
     )
     assert done.returncode == 0, done.stdout + done.stderr

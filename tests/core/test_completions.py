@@ -22,6 +22,7 @@ from horoplug.runner.elastic.inbox import DiscoveryThread
 from horoplug.runner.run import RankError
 from horoplug.spark.elastic import _Slots
 from horoplug.spark.service import Joined
+from tests.harness.limits import scaled
 from tests.harness.support import until
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -174,7 +175,7 @@ def test_search_for_hosts_goes_on_after_any_exception(error, monkeypatch):
     )
     thread = DiscoveryThread(discovery, found.put)
     try:
-        first, second = found.get(timeout=20), found.get(timeout=20)
+        first, second = found.get(timeout=scaled(20)), found.get(timeout=scaled(20))
     finally:
         thread.close()
     assert isinstance(first, Exception)
@@ -191,7 +192,7 @@ def test_member_that_cannot_follow_updates_fails_its_next_check():
     store = SimpleNamespace(begin_get=get, abandon=lambda _: None)
     member = ElasticMember(store, 3, "1.0", 1.0)
     member.watch(Membership(0, (3,), must_sync=True), lambda: 0.0, lambda update: None)
-    member._watch._thread.join(20)
+    member._watch._thread.join(scaled(20))
     for _ in range(2):
         with pytest.raises(HorovodInternalError, match="a defect"):
             member.check()
@@ -213,7 +214,7 @@ def test_report_goes_on_after_a_failure(monkeypatch):
         config, lambda: counters.pop(0)() if len(counters) > 1 else counters[0]()
     )
     try:
-        assert values.get(timeout=20)
+        assert values.get(timeout=scaled(20))
     finally:
         running.close()
 
@@ -229,10 +230,10 @@ def test_event_of_spark_that_cannot_be_handled_ends_the_job():
     thread.start()
     for _ in range(2):
         slots._service.events.put(Joined(SimpleNamespace(host="a")))
-        error = abandoned.get(timeout=20)
+        error = abandoned.get(timeout=scaled(20))
         assert isinstance(error, RankError)
         assert str(error).startswith("horoplug.spark: ")
         assert "\n" not in str(error)
     slots._is_over = True
-    thread.join(20)
+    thread.join(scaled(20))
     until(lambda: not thread.is_alive())

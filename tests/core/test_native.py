@@ -20,6 +20,7 @@ import pytest
 
 from horoplug import _native
 from horoplug._native import Engine, EngineConfig, Error, Op, ReduceOp, Status
+from tests.harness.limits import scaled
 from tests.harness.support import once_this_thread_waits, until
 
 ALLREDUCE, ALLGATHER = Op.ALLREDUCE, Op.ALLGATHER
@@ -267,7 +268,7 @@ def test_abort_reaches_a_waiting_thread():
             waiting = pool.submit(engines[0].wait, handle)
             engines[1].abort("the reason")
             with pytest.raises(Error, match="the reason") as caught:
-                waiting.result(timeout=20)
+                waiting.result(timeout=scaled(20))
         assert caught.value.status == Status.ABORTED
 
 
@@ -292,7 +293,7 @@ def test_log_callback_receives_messages():
 
     with two_engines(log=log, log_level=1) as engines:
         engines[0].abort("the reason")
-        assert logged.wait(20)
+        assert logged.wait(scaled(20))
     for level, text in seen:
         assert 1 <= level <= 5
         assert isinstance(text, str)
@@ -316,7 +317,10 @@ def test_failing_log_callback_is_reported(monkeypatch):
 
 def run_script(code):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

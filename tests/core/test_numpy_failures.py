@@ -13,6 +13,7 @@ import pytest
 import horoplug as hvd
 from horoplug.rendezvous.connections.host_hub import HubLoop
 from tests.harness.checks.errors import internal
+from tests.harness.limits import scaled
 from tests.harness.support import Ranks, ranks_fixture, seed, wait_until_stopped
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -245,7 +246,8 @@ def stop_while_the_host_connects(victim):
 
 @pytest.mark.parametrize("victim", [3, 4], ids=["hub", "member"])
 def test_rank_stopped_while_its_host_connects_is_named(pool, victim):
-    env = {"HOROVOD_START_TIMEOUT": "3"}
+    limit = round(scaled(3))  # in which all other ranks connect
+    env = {"HOROVOD_START_TIMEOUT": str(limit)}
     with pool.ranks(6, hosts="aaabbb", env=env, init=False) as job:
         job.start(stop_while_the_host_connects, victim)
         stopped = job.workers[victim]
@@ -257,7 +259,7 @@ def test_rank_stopped_while_its_host_connects_is_named(pool, victim):
         for outcome in outcomes:
             assert outcome.kind in ("MissingRanksError", "PeerLostError"), outcome
             (ranks,) = re.findall(
-                r"ranks? (\S+|\[[\d, ]+\]) did not connect within 3 s", outcome.message
+                rf"ranks? (\S+|\[[\d, ]+\]) did not connect within {limit} s", outcome.message
             )
             named = {int(rank) for rank in re.findall(r"\d+", ranks)}
             assert victim in named, outcome

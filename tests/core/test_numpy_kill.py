@@ -14,6 +14,7 @@ import pytest
 import horoplug as hvd
 from tests.harness import support
 from tests.harness.checks.errors import errors_of_survivors, internal
+from tests.harness.limits import scaled
 from tests.harness.support import NO_LIMITS, seed
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -194,11 +195,12 @@ def die_before_init(victim):
 
 def test_rank_killed_before_init_is_named_after_the_start_timeout(pool):
     """A rank that never starts can only be noticed by the start timeout."""
-    env = NO_LIMITS | {"HOROVOD_START_TIMEOUT": "1"}
+    limit = round(scaled(2))  # in which the two other ranks connect
+    env = NO_LIMITS | {"HOROVOD_START_TIMEOUT": str(limit)}
     with pool.ranks(3, env=env, init=False) as job:
         outcomes = job.outcomes(die_before_init, 1)
         for outcome in errors_of_survivors(outcomes, 1, kind="RendezvousError"):
-            assert "rank 1 did not connect within 1 s" in outcome.message
+            assert f"rank 1 did not connect within {limit} s" in outcome.message
 
 
 def linger(victim, over):

@@ -13,6 +13,7 @@ import pytest
 
 import horoplug as hvd
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.support import (
     NO_LIMITS,
     environment,
@@ -246,7 +247,7 @@ def python(code, **variables):
         env=environment() | variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -454,7 +455,7 @@ def check_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
         assert not thread.is_alive()
     assert not failures
 

@@ -17,6 +17,7 @@ import horoplug.numpy as hvd
 from horoplug.common import object_tags
 from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags
 from horoplug.rendezvous.errors import TamperedMessageError
+from tests.harness.limits import scaled
 from tests.harness.relay import init_behind_relay
 from tests.harness.support import seed
 
@@ -165,7 +166,7 @@ def test_the_replacer_holds_back_only_what_may_be_the_text():
                 received += client.recv(100)
             assert received == expected
         server.shutdown(socket.SHUT_WR)
-        thread.join(20)
+        thread.join(scaled(20))
         assert not thread.is_alive()
         assert replacer.replaced == 1
 
@@ -241,7 +242,7 @@ def test_threads_exchange_objects_at_the_same_time(job):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(scaled(60))
         return dict(results)
 
     expected = {
@@ -273,7 +274,7 @@ def test_objects_between_two_ranks(job):
             if not rank:
                 token = hvd.recv_object(before)
         assert hvd.recv_object(rank, 7) == {"own": rank}
-        own.join(30)
+        own.join(scaled(30))
         if rank == 0:
             hvd.send_object("x" * 3_000_000, 2, 4, pair)
         elif rank == 2:
@@ -308,7 +309,7 @@ def test_threads_send_objects_to_one_rank(job):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(scaled(60))
         return [[each[:2] for each in one] for one in received] if hvd.rank() == 0 else None
 
     for one in job.run(work, seed())[0]:

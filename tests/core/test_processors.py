@@ -16,6 +16,7 @@ from horoplug.base.processors import engine_processors, own_processors, starting
 from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 # As mpirun --bind-to core does: each process starts on the processor that it is bound to.
@@ -42,7 +43,11 @@ def test_progress_thread_of_a_bound_rank(count):
         pytest.skip("needs two processors")
     command = [sys.executable, "-m", "horoplug.runner", "-np", "2", sys.executable, "-c", BOUND]
     done = subprocess.run(
-        [*command, str(count)], env=environment(), capture_output=True, text=True, timeout=60
+        [*command, str(count)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert (done.returncode, done.stderr) == (0, "")
     rows = [json.loads(line.partition(":")[2]) for line in done.stdout.splitlines()]
@@ -182,7 +187,7 @@ def test_quota_of_a_real_control_group(group):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert 0 < float(done.stdout) <= 1.5, done.stderr
 

@@ -15,6 +15,7 @@ import pytest
 
 import horoplug as hvd
 from tests.harness.checks.errors import internal
+from tests.harness.limits import scaled
 from tests.harness.on_demand import ON_DEMAND, strangers
 from tests.harness.support import process_state, seed, until, wait_until_stopped
 
@@ -151,7 +152,7 @@ def test_limits_hold_while_other_programs_take_the_processors(pool):
     finally:
         for process in busy:
             process.kill()
-            process.wait(10)
+            process.wait(scaled(10))
 
 
 def message_to_a_stranger(pair):

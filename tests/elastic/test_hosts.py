@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.netns import HURRIED, cluster_fixture, why_not
 from tests.harness.netns import nothing_left as nothing_left
 from tests.harness.support import until
@@ -92,7 +93,7 @@ class ElasticJob:
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(scaled(30))
 
     @property
     def text(self):
@@ -110,7 +111,7 @@ class ElasticJob:
 
     def wait_for(self, pattern, count=1, timeout=30):
         """The matches of the first ``count`` lines that match."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while len(found := self.find(pattern)) < count:
             assert time.monotonic() < deadline, f"no {pattern!r} after {timeout} s:\n{self.text}"
             assert self.process.poll() is None, f"no {pattern!r}:\n{self.text}"
@@ -120,7 +121,7 @@ class ElasticJob:
     def wait_for_members(self, processes, timeout=30):
         """Wait until these processes, patterns of ``number on host`` by rank, are the members of a later membership.
         Returns the step with which it begins, and the lines' matches with the processes and their pids."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while True:
             begun = [
                 {
@@ -154,11 +155,11 @@ class ElasticJob:
         """Let the program end. Checks that it ends well, on these processes, with the same steps."""
         self.stop.touch()
         try:
-            code = self.process.wait(timeout)
+            code = self.process.wait(scaled(timeout))
         except subprocess.TimeoutExpired:
             pytest.fail(f"not done after {timeout} s:\n{self.text}", pytrace=False)
         for reader in self.readers:
-            reader.join(10)
+            reader.join(scaled(10))
         assert code == 0, self.text
         done = self.find(r"process (\d+ on \S+) done: (\d+) steps, size (\d+)")
         assert {match[1] for match in done} == set(processes), self.text
@@ -273,7 +274,7 @@ def test_end_does_not_wait_for_a_host_that_does_not_answer(cluster, tmp_path):
         job.wait_for_members(["0 on h0"])
         began = time.monotonic()
         job.finish(["0 on h0"])
-        assert time.monotonic() - began < 10, job.text
+        assert time.monotonic() - began < scaled(10), job.text
         assert job.said() == []
 
 

@@ -14,6 +14,7 @@ from horoplug.compat.elastic_constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from horoplug.runner import launch
 from tests.harness import ROOT
 from tests.harness.elastic_launcher import PRELUDE, finish, launched, launcher_lines, start
+from tests.harness.limits import scaled
 from tests.harness.support import process_state, seed, until
 
 # A training program without a framework. fail(step) is called in each step.
@@ -440,7 +441,7 @@ def test_discovery_script_that_hangs_ends_with_a_launcher_that_is_killed(tmp_pat
         until(pids.exists)
         hanging = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=scaled(30))
         try:
             until(lambda: not any(map(psutil.Process.is_running, hanging)))
         finally:
@@ -523,7 +524,7 @@ except RuntimeError as error:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=scaled(90),
     )
     assert done_by.returncode == 0, done_by.stderr
     assert len(done(done_by.stdout)) == 3

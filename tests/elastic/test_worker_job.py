@@ -10,6 +10,7 @@ import pytest
 
 from horoplug.runner.elastic.roster import Finish
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 _PROGRAM = """
@@ -58,7 +59,7 @@ class _Processes:
         threading.Thread(target=self._wait, args=(start.process, process, variables)).start()
 
     def _wait(self, number, process, variables):
-        _, text = process.communicate(variables, timeout=100)
+        _, text = process.communicate(variables, timeout=scaled(100))
         self.texts[number] = text
         code = process.returncode
         self.job.ended(number, code, f"ended with {code}")
@@ -121,11 +122,11 @@ def test_a_reported_host_is_used_and_a_lost_one_is_not():
         thread = threading.Thread(target=lambda: found.append(job.run()))
         thread.start()
         job.hosts_found({"a": 1})
-        assert started.wait(60)
+        assert started.wait(scaled(60))
         job.host_lost("a", "its node is gone")
         processes.kill(0)
         job.hosts_found({"b": 3})
-        thread.join(100)
+        thread.join(scaled(100))
     assert found == [Finish(0, "")]
     assert [each.host for each in processes.started] == ["a", "b", "b", "b"]
     assert any(text.startswith("host a: its node is gone") for text in processes.said)

@@ -11,6 +11,7 @@ import pytest
 
 from horoplug.common import gpu
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 STUBS = ROOT / "build" / "release" / "stubs"
 
@@ -21,7 +22,7 @@ def check_build(*flags, env):
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

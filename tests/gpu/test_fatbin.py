@@ -16,6 +16,7 @@ import horoplug as hvd
 from horoplug.common import dtypes
 from tests.harness import ROOT, simulated_gpu
 from tests.harness.kernels import kernel_names
+from tests.harness.limits import scaled
 from tests.harness.support import Pool, environment
 
 SCRIPT = ROOT / "scripts" / "kernels.py"
@@ -28,7 +29,7 @@ def compile_kernels(out, *options, path, **variables):
         env={"PATH": f"{path}:/usr/bin:/bin", **variables},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=scaled(280),
     )
 
 
@@ -39,7 +40,7 @@ def kernels_line(env):
         env=environment() | env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     (line,) = [line.strip() for line in done.stdout.splitlines() if "] Kernels" in line]
     return line
@@ -185,7 +186,7 @@ def test_simulated_gpu_loads_every_compiled_kernel(simulated, tmp_path):
         | {"HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(simulated)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

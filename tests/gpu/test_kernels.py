@@ -13,6 +13,7 @@ import pytest
 from horoplug.common import dtypes, gpu
 from tests.harness import ROOT
 from tests.harness.kernels import kernel_names
+from tests.harness.limits import scaled
 from tests.harness.nvrtc import Nvrtc
 
 # As in csrc/device/cuda/jit/compile.cc.
@@ -110,7 +111,7 @@ def test_core_compiles_kernels_itself(library):
         env={**os.environ, "HOROPLUG_TEST_NVRTC": str(library)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
     )
     assert done.returncode == 0, done.stdout
     assert "0 failed" in done.stdout

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.harness import simulated_gpu
+from tests.harness.limits import scaled
 from tests.harness.support import Pool, environment
 
 COUNT = 1000
@@ -26,7 +27,7 @@ def test_simulated_libraries_are_found(tmp_path):
         env=environment() | simulated_gpu.environment(tmp_path, gpu_count=2),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     for text in (
         "[X] CUDA driver 12.4: Simulated GPU (sm_90, 1 GiB), Simulated GPU (sm_90, 1 GiB)",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.elastic_launcher import launcher
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 MOMENTS = ("backward", "update", "save", "commit")
@@ -92,7 +93,7 @@ def launch(
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=scaled(timeout))
     except subprocess.TimeoutExpired:
         output = stop(process)
         raise AssertionError(f"the job was not done after {timeout:g} s:\n{output}") from None
@@ -118,10 +119,10 @@ def stop(process: subprocess.Popen[str]) -> str:
     """End a job. Returns the rest of what it has printed."""
     process.terminate()  # the launcher ends the processes of the job
     try:
-        return process.communicate(timeout=30)[0]
+        return process.communicate(timeout=scaled(30))[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.communicate(timeout=30)[0]
+        return process.communicate(timeout=scaled(30))[0]
 
 
 def check_faults(folder: Path) -> tuple[int, dict[int, dict[str, Any]], list[int]]:
@@ -240,7 +241,7 @@ class Faults:
 
     def wait_for_all(self, state: Any) -> None:
         """Wait, by commits, until the processes that have failed have been replaced."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + scaled(60)
         while self._hvd.size() < self.size:
             assert time.monotonic() < deadline, "no replacement has come"
             time.sleep(0.02)

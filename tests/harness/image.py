@@ -18,6 +18,7 @@ import zipfile
 from pathlib import Path
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 STEPS = ROOT / "scripts" / "image-steps"
 USER = 1000
@@ -116,7 +117,7 @@ class Image:
         """Remove the image. Idempotent."""
         if self._holder is not None:
             self._holder.kill()
-            self._holder.communicate(timeout=10)
+            self._holder.communicate(timeout=scaled(10))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _make(self) -> None:
@@ -178,7 +179,7 @@ class Image:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=scaled(timeout),
         )
         assert not check or done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
         return done

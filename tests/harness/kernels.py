@@ -5,6 +5,7 @@ import re
 import subprocess
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 
 @functools.lru_cache(maxsize=1)
@@ -19,6 +20,6 @@ def kernel_names() -> tuple[str, ...]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     return tuple(re.findall(r"KERNEL\((\w+)\)", done.stdout))

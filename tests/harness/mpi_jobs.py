@@ -17,6 +17,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from harness import mpi
 
+from tests.harness.limits import scaled
+
 KINDS = ["openmpi", "mpich", "impi"]
 
 # Distributes the ranks round-robin over a number of hosts; the beginning of a script.
@@ -113,9 +115,9 @@ def mpirun(
 def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
     """Exit code and output of a job; fails the test if it does not end in time."""
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=scaled(timeout))
     except subprocess.TimeoutExpired:
         process.terminate()
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=scaled(20))
         pytest.fail(f"not done after {timeout:g} s:\n{output}", pytrace=False)
     return process.returncode, output

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -257,7 +258,7 @@ class Cluster:
 
     def wait_gone(self, timeout: float = 20) -> None:
         """Wait until only the ssh servers run on the hosts."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while left := self.processes():
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
@@ -266,7 +267,7 @@ class Cluster:
         """Remove everything, also after an incomplete creation. Idempotent."""
         for server in self._servers:
             server.terminate()
-            server.wait(10)
+            server.wait(scaled(10))
         deadline = time.monotonic() + 5
         while (
             self._servers and (left := self.processes(servers=True)) and time.monotonic() < deadline
@@ -306,10 +307,10 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def finish(process: subprocess.Popen[str], timeout: float = 40) -> tuple[int, str, str]:
     """Wait for a launcher's end: its exit code, stdout and stderr."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=scaled(timeout))
     except subprocess.TimeoutExpired:
         process.terminate()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=scaled(30))
         pytest.fail(f"not done after {timeout:g} s:\n{out}\n{err}", pytrace=False)
     return process.returncode, out, err
 

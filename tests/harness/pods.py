@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 from tests.harness import image as images
+from tests.harness.limits import scaled
 from tests.harness.netns import ip
 from tests.harness.support import until
 
@@ -92,7 +93,7 @@ class Pod:
 
     def wait_for(self, text: str, timeout: float = 40) -> None:
         """Wait until the pod has printed a text."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while text not in self.text:
             assert time.monotonic() < deadline, f"no {text!r} after {timeout} s:\n{self.text}"
             assert self.is_running, f"no {text!r}:\n{self.text}"
@@ -101,12 +102,12 @@ class Pod:
     def wait(self, timeout: float = 40) -> tuple[int, str]:
         """Wait for the end: the exit code of the command, and what it has printed."""
         try:
-            code = self._process.wait(timeout)
+            code = self._process.wait(scaled(timeout))
         except subprocess.TimeoutExpired:
             raise AssertionError(
                 f"{self.name}: not done after {timeout:g} s:\n{self.text}"
             ) from None
-        self._reader.join(10)
+        self._reader.join(scaled(10))
         return code, self.text
 
     def execute(
@@ -126,7 +127,7 @@ class Pod:
                     stdin=subprocess.DEVNULL,
                     stdout=printed,
                     stderr=subprocess.STDOUT,
-                    timeout=timeout,
+                    timeout=scaled(timeout),
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = None
@@ -141,8 +142,8 @@ class Pod:
         with contextlib.suppress(psutil.NoSuchProcess):
             for first in psutil.Process(self._process.pid).children():
                 first.kill()
-        self._process.wait(10)
-        self._reader.join(10)
+        self._process.wait(scaled(10))
+        self._reader.join(scaled(10))
         subprocess.run(["ip", "netns", "delete", self.space], capture_output=True)
 
 

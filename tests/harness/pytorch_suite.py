@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 FOLDER = ROOT / "tests" / "torch" / "c10d"
@@ -43,7 +44,7 @@ def run(
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the suite and the ranks that it has forked
-            output, _ = process.communicate(timeout=20)
+            output, _ = process.communicate(timeout=scaled(20))
             raise TimeoutError(f"not done after {seconds:g} s:\n{output[-4000:]}") from None
         return dict(line.strip().split(" ", 1) for line in results), output
 

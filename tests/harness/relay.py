@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horoplug.rendezvous.connections import connector
+from tests.harness.limits import scaled
 
 Forward = Callable[[str, socket.socket, socket.socket], object]
 """Passes on what ``source`` sends to ``sink`` until its end. Called with the direction ("up": from the client), source
@@ -34,7 +35,7 @@ class Relay:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(20)
+            thread.join(scaled(20))
             assert not thread.is_alive()
         for sock in (self._listener, *self._sockets):
             sock.close()

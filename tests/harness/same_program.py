@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 from tests.harness.train_example import TRAIN, write_fashion_mnist
 
@@ -33,7 +34,7 @@ def assert_same_as_horovodrun(folder: Path, train: Callable[[str, list[str]], ob
     subprocess.run(
         [sys.executable, "-m", "horoplug.runner", "-np", str(RANKS), *command],
         env=environment(),
-        timeout=100,
+        timeout=scaled(100),
         check=True,
         stdout=subprocess.DEVNULL,
     )

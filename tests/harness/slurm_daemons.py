@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
 HOST = socket.gethostname().split(".")[0]
@@ -89,7 +90,7 @@ def slurm(tmp_path_factory):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=scaled(60),
         )
         return done.returncode, done.stdout
 
@@ -116,10 +117,10 @@ def slurm(tmp_path_factory):
             daemon.terminate()
         for daemon in reversed(daemons):
             try:
-                daemon.wait(20)
+                daemon.wait(scaled(20))
             except subprocess.TimeoutExpired:
                 daemon.kill()
-                daemon.wait(10)
+                daemon.wait(scaled(10))
         log.close()
 
 

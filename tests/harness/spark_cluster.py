@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 CLUSTERS = ROOT / "build" / "clusters"  # requirements/clusters.txt
 # Java's options for a short life: a simple collector, and no compiler that takes long. Without -Xlog:disable, Java
@@ -127,7 +128,7 @@ def _end_java(context: Any) -> None:
     context._gateway = context._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()  # it ends at the end of its input
-    gateway.proc.wait(90)  # it may write an archive
+    gateway.proc.wait(scaled(90))  # it may write an archive
 
 
 @pytest.fixture(scope="module")

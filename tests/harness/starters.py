@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 Variables = dict[str, str]
@@ -147,7 +148,7 @@ def run(
             stack.callback(process.wait, 10)
             stack.callback(process.kill)
             processes.append(process)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         results = []
         for process in processes:
             try:

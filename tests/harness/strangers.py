@@ -4,6 +4,8 @@ import contextlib
 import socket
 import threading
 
+from tests.harness.limits import scaled
+
 REJECT = b"HPau\x02\x04\0\0" + bytes(32)
 """The frame with which one side of the handshake refuses the other (network/auth.py)."""
 
@@ -42,7 +44,7 @@ class RefusingServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(20)
+        self._thread.join(scaled(20))
 
     def __enter__(self) -> "RefusingServer":
         return self

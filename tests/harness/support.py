@@ -34,6 +34,7 @@ import pytest
 
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.template import Template
 
 TIMEOUT = 100.0  # seconds for a function on all ranks, unless the test says otherwise
@@ -62,6 +63,7 @@ def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
     """Poll a condition until it is true, and return its value.
 
     The longer a condition takes to compute, such as one that starts a program, the less often it is polled."""
+    timeout = scaled(timeout)
     deadline = time.monotonic() + timeout
     while True:
         begin = time.monotonic()
@@ -116,7 +118,7 @@ def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[N
         yield
     finally:
         sys.setswitchinterval(before)
-        thread.join(20)
+        thread.join(scaled(20))
 
 
 @dataclasses.dataclass
@@ -161,24 +163,25 @@ class _Worker:
         try:
             return pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
-            self.process.wait(10)
+            self.process.wait(scaled(10))
             return Outcome(died=True)
 
     def end(self) -> None:
         """Wait for the end of the process after its connection was closed; kill it after a time limit."""
         try:
-            self.process.wait(60)  # shutting down three frameworks can take long on a busy machine
+            # Shutting down three frameworks can take long.
+            self.process.wait(scaled(60))
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGUSR1)  # it prints its stacks, see serve_requests
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(10)
+                self.process.wait(scaled(10))
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(scaled(10))
             pytest.fail(f"process {self.process.pid} did not end by itself")
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(scaled(10))
         self.connection.close()
 
 
@@ -213,6 +216,7 @@ class Ranks:
             worker.send(function, args)
 
     def collect(self, timeout: float = TIMEOUT) -> list[Outcome]:
+        timeout = scaled(timeout)
         deadline = time.monotonic() + timeout
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < self.size:
@@ -234,9 +238,8 @@ class Ranks:
             print(f"--- stacks of rank {rank} follow", file=sys.stderr, flush=True)
             self.workers[rank].process.send_signal(signal.SIGUSR1)
             with contextlib.suppress(subprocess.TimeoutExpired):  # the process is stopped
-                self.workers[rank].process.wait(
-                    10
-                )  # the signal ends the process after the stacks are printed
+                # The signal ends the process after the stacks are printed.
+                self.workers[rank].process.wait(scaled(10))
         for worker in self.workers:
             worker.kill()
         texts = [f"ranks {late} were not done after {timeout:g} s"]
@@ -363,7 +366,7 @@ def run_script(
             )
             stack.callback(_kill, process)
             processes.append(process)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         done = []
         for process in processes:
             out, err = process.communicate(timeout=max(deadline - time.monotonic(), 1))
@@ -374,7 +377,7 @@ def run_script(
 def _kill(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.kill()
-    process.wait(10)
+    process.wait(scaled(10))
     for stream in (process.stdout, process.stderr):
         if stream:
             stream.close()

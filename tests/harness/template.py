@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 # The repository's root replaces the working directory, because the folder tests contains a package named torch.
 _PROGRAM = f"""
@@ -87,10 +88,10 @@ class Template:
     def close(self) -> None:
         self._socket.close()  # which ends the process
         try:
-            self._process.wait(20)
+            self._process.wait(scaled(20))
         finally:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(scaled(10))
 
 
 # ---- in the template ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.harness import ROOT
 from tests.harness.integrations import runs
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 FOLDER = ROOT / "build" / "torchft"
@@ -65,7 +66,7 @@ def run(name, imports="", **variables):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.harness.checks.errors import errors_of_survivors
+from tests.harness.limits import scaled
 from tests.harness.support import NO_LIMITS, run_script, seed
 
 jax = pytest.importorskip("jax")
@@ -213,7 +214,7 @@ def check_deadlock():
         thread.start()
         thread.join(0.2)  # starts them in this order
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
         assert not thread.is_alive()
     assert all("deadlock" in failure for failure in failures)
     hvd.barrier()
@@ -306,7 +307,7 @@ def check_shutdown_while_pending():
         thread.start()
         hvd.allgather(jnp.ones(1), name="begun")
         hvd.shutdown()
-        thread.join(30)
+        thread.join(scaled(30))
         assert not thread.is_alive()
         assert len(failures) == 1
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.xla_calls import Xla
 
 jaxlib = pytest.importorskip("jaxlib")
@@ -129,7 +130,7 @@ def test_xla_refuses_handlers_of_another_major_version_with_one_line(time, error
         [sys.executable, "-c", REGISTER, time],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
         cwd=ROOT,
     )
     (line,) = done.stdout.splitlines()

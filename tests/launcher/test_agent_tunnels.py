@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from horoplug.runner.agent import FIRST_TUNNEL, Tunnels
+from tests.harness.limits import scaled
 
 FIRST, SECOND = FIRST_TUNNEL, FIRST_TUNNEL - 1
 
@@ -54,30 +55,30 @@ def test_bytes_of_each_tunnel_arrive_in_order(tunnels):
     write_all(made, selector)
     for reader, data in zip(readers, sent, strict=True):
         expected = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True)
-        assert reader.communicate(timeout=20)[0] == expected.stdout
+        assert reader.communicate(timeout=scaled(20))[0] == expected.stdout
 
 
 def test_end_closes_all_inputs(tunnels):
     made, open_tunnel, _ = tunnels
     programs = [open_tunnel(number, "cat") for number in (FIRST, SECOND)]
     made.end()
-    assert [program.wait(20) for program in programs] == [0, 0]
+    assert [program.wait(scaled(20)) for program in programs] == [0, 0]
 
 
 def test_killing_one_tunnel_spares_the_others(tunnels):
     made, open_tunnel, _ = tunnels
     first, second = (open_tunnel(number, "sleep", "600") for number in (FIRST, SECOND))
     made.kill(FIRST)
-    assert first.wait(20) == -signal.SIGKILL
+    assert first.wait(scaled(20)) == -signal.SIGKILL
     assert second.poll() is None
     made.kill()
-    assert second.wait(20) == -signal.SIGKILL
+    assert second.wait(scaled(20)) == -signal.SIGKILL
 
 
 def test_bytes_for_a_tunnel_that_has_ended_are_dropped(tunnels):
     made, open_tunnel, selector = tunnels
     program = open_tunnel(FIRST, "true")
-    code = program.wait(20)
+    code = program.wait(scaled(20))
     made.send(FIRST, b"x" * 1000)
     assert made.remove(program.pid, code) == FIRST
     made.send(FIRST, b"x")

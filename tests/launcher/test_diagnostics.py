@@ -8,6 +8,7 @@ import pytest
 from horoplug.runner import diagnostics
 from horoplug.runner.arguments import parse
 from horoplug.runner.launch import as_scheduled
+from tests.harness.limits import scaled
 from tests.harness.mpi_jobs import place
 from tests.harness.starters import distributed, srun
 from tests.harness.support import environment
@@ -24,7 +25,7 @@ def horovodrun(*flags, before=(), **variables):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -14,6 +14,7 @@ import pytest
 from horoplug.runner import checks, output
 from horoplug.runner.arguments import parse
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.screen import Screen
 
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -26,7 +27,7 @@ def launch(*arguments, env=None, cwd=None, timeout=60):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=scaled(timeout),
         stdin=subprocess.DEVNULL,
     )
 
@@ -322,7 +323,7 @@ def test_invalid_utf8_passes_through():
         [sys.executable, "-m", "horoplug.runner", "-np", "1", "printf", r"\377\000x\r\n"],
         env=ENV,
         capture_output=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert done.stdout == b"[0]<stdout>:\xff\0x\n"
 
@@ -341,7 +342,7 @@ def test_output_is_forwarded_while_the_job_runs():
         process.terminate()
         assert arrived
         assert process.stdout.readline() == "[0]<stdout>:first\n"
-        process.wait(30)
+        process.wait(scaled(30))
 
 
 @pytest.mark.parametrize(("size", "width"), [(1, 1), (2, 1), (11, 2)])
@@ -372,7 +373,7 @@ def test_closed_output_pipe_ends_the_job():
     with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout.readline().endswith(b"<stdout>:y\n")
         run.stdout.close()
-        assert run.wait(30) == 128 + 13
+        assert run.wait(scaled(30)) == 128 + 13
         assert run.stderr.read() == b""
 
 
@@ -432,7 +433,7 @@ def test_installed_commands():
         pytest.skip("horoplug is not installed in this environment")
     for name in names:
         done = subprocess.run(
-            [name, "-np", "0", "true"], capture_output=True, text=True, timeout=60
+            [name, "-np", "0", "true"], capture_output=True, text=True, timeout=scaled(60)
         )
         assert done.returncode == 2
         assert done.stderr.startswith("horovodrun: ")

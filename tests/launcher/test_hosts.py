@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.mpi_jobs import between_hosts
 from tests.harness.mpi_jobs import place as place
 from tests.harness.netns import Cluster, cluster_fixture, finish, why_not
@@ -164,7 +165,7 @@ def test_traffic_between_hosts_can_be_read_only_without_encryption(cluster, encr
         flags = ["--encrypt"] if encrypt else []
         done = cluster.launch(*(0, "-np", 4, "-H", "h0:2,h1:2", *flags, sys.executable, "-c", TALK))
         assert (done.returncode, done.stderr) == (0, "")
-        assert sniffer.communicate(timeout=60)[0] == f"{not encrypt} True\n"
+        assert sniffer.communicate(timeout=scaled(60))[0] == f"{not encrypt} True\n"
 
 
 def test_training_across_hosts(cluster, tmp_path):
@@ -515,11 +516,17 @@ def test_firewall_between_hosts_is_reported(cluster, filtered):
     assert re.match("h2 does not reach h1 at 10.214.0.2: no answer within .*firewalls", text)
 
 
+def start_limit():
+    """Seconds in which the agent of a host answers."""
+    return round(scaled(4))
+
+
 def test_host_that_hangs_during_the_start_is_named(cluster, tmp_path):
     stuck = wrapper(tmp_path, "exec cat >/dev/null")
-    flags = ["--start-timeout", 3, "--remote-python", stuck]
+    limit = start_limit()
+    flags = ["--start-timeout", limit, "--remote-python", stuck]
     text = refused(cluster, *flags, "true", hosts="h0,h1,h2")
-    assert text == "no answer from h1, h2 within 3 s"
+    assert text == f"no answer from h1, h2 within {limit} s"
 
 
 SLOW = """
@@ -528,7 +535,7 @@ known = socket.getaddrinfo
 def slow(name, *args, **more):
     if name == "nowhere":
         with open(sys.argv[1], "a") as file: file.write("x")
-        time.sleep(60)
+        time.sleep(600)
     return known(name, *args, **more)
 socket.getaddrinfo = slow
 from horoplug.runner import launch
@@ -538,20 +545,23 @@ sys.exit(launch.main(sys.argv[2:]))
 
 def test_unresponsive_resolver_is_reported(cluster, tmp_path):
     """The start timeout includes the time of the resolver, which is asked once and for which ssh waits, too."""
-    flags = ["--start-timeout", 4, "--ssh", "sh -c 'sleep 60'"]
+    limit = start_limit()
+    flags = ["--start-timeout", limit, "--ssh", "sh -c 'sleep 600'"]
     asked = tmp_path / "asked"
     command = [sys.executable, "-c", SLOW, asked, *flags, "-np", 2, "-H", "h0,nowhere", "true"]
     code, out, err = finish(cluster.popen(0, *command))
-    assert (code, out, err) == (1, "", "horovodrun: no answer from nowhere within 4 s\n")
+    text = f"horovodrun: no answer from nowhere within {limit} s\n"
+    assert (code, out, err) == (1, "", text)
     assert asked.read_text() == "x"
 
 
 def test_host_lost_during_the_start_is_named(cluster, tmp_path):
     """The link of a host goes down after its agent has started."""
     began = tmp_path / "began"
-    slow = wrapper(tmp_path, f'case "$*" in *probe*) touch {began}; sleep 3;; esac')
+    limit = start_limit()
+    slow = wrapper(tmp_path, f'case "$*" in *probe*) touch {began}; sleep {limit};; esac')
     process = cluster.start(
-        0, "-np", 2, "-H", "h0,h2", "--start-timeout", 3, "--remote-python", slow, "true"
+        0, "-np", 2, "-H", "h0,h2", "--start-timeout", limit, "--remote-python", slow, "true"
     )
     until(began.exists)
     cluster.link(2, "down")
@@ -559,7 +569,7 @@ def test_host_lost_during_the_start_is_named(cluster, tmp_path):
         code, out, err = finish(process)
     finally:
         cluster.link(2, "up")
-    assert (code, out, err) == (1, "", "horovodrun: no answer from h2 within 3 s\n")
+    assert (code, out, err) == (1, "", f"horovodrun: no answer from h2 within {limit} s\n")
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

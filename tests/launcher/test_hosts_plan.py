@@ -27,6 +27,7 @@ from horoplug.runner.hosts import (
 from horoplug.runner.preflight import PATIENCE, Preflight, StartError
 from horoplug.runner.remote import BOOTSTRAP, END_OF_SOURCE, Ssh
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ def test_names_of_this_host_are_recognised():
 def test_host_names_are_resolved_in_parallel_with_a_limit(monkeypatch):
     def answer(name, *_, **__):
         if name == "slow":
-            over.wait(60)
+            over.wait(scaled(60))
         if name == "unknown":
             raise socket.gaierror
         return [(0, 0, 0, "", ("192.0.2.1", 0))]
@@ -303,7 +304,7 @@ def test_agent_source_can_be_sent_to_a_host():
         input=source + END_OF_SOURCE + COMMAND.pack(FINISH, 0),
         capture_output=True,
         cwd="/",
-        timeout=60,
+        timeout=scaled(60),
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(GREETING)

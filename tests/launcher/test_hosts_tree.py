@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.netns import cluster_fixture, finish, why_not
 from tests.harness.netns import nothing_left as nothing_left
 from tests.harness.support import until
@@ -242,8 +243,9 @@ def test_interrupt_while_an_agent_starts_others(cluster, tmp_path):
 def test_host_that_hangs_behind_another_is_named(cluster, tmp_path):
     hang = 'case "$*" in *" -- h7 "*) exec sleep 600;; esac'
     env = wrapper(cluster, tmp_path, hang)
-    code, out, err = finish(start(cluster, "--start-timeout", 6, "true", env=env))
-    assert (code, out, err) == (1, "", "horovodrun: no answer from h7 within 6 s\n")
+    limit = round(scaled(6))  # in which the agents of all other hosts answer
+    code, out, err = finish(start(cluster, "--start-timeout", limit, "true", env=env))
+    assert (code, out, err) == (1, "", f"horovodrun: no answer from h7 within {limit} s\n")
 
 
 def test_ranks_of_all_levels_end_when_the_launcher_is_killed(cluster):

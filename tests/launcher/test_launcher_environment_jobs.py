@@ -26,6 +26,7 @@ from horoplug.rendezvous.bootstrap.job_key import job_secret, user_key
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 from horoplug.rendezvous.bootstrap.over_tcp import ports
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.limits import scaled
 
 REFUSED = """
 import sys
@@ -167,7 +168,7 @@ def torchrun(*arguments, home, timeout=60):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=timeout,
+            timeout=scaled(timeout),
         )
     except subprocess.TimeoutExpired as error:
         pytest.fail(f"not done after {timeout} s:\n{(error.output or b'').decode()}", pytrace=False)
@@ -297,11 +298,12 @@ def test_shared_key_set_by_the_user(home):
 
 
 def test_unshared_home_directories_are_an_error(home, tmp_path):
-    environments = every(srun(2), home, {"HOROPLUG_START_TIMEOUT": "4"})
+    limit = round(scaled(4))  # in which a rank imports the package and connects
+    environments = every(srun(2), home, {"HOROPLUG_START_TIMEOUT": str(limit)})
     environments[1]["XDG_CONFIG_HOME"] = str(tmp_path / "elsewhere")
     results = run(environments, REFUSED)
     text = refusal(results[1])
-    for part in ("is not found within 4 s", "elsewhere/horoplug/key", "HOROPLUG_SECRET_KEY"):
+    for part in (f"is not found within {limit} s", "elsewhere/horoplug/key", "HOROPLUG_SECRET_KEY"):
         assert part in text
     assert "refused: " in results[0][1]
     assert "rank 1" in results[0][1]
@@ -339,7 +341,7 @@ def test_key_file_is_created_once(home):
     os.close(gate)
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 8
     os.close(opener)
-    keys = [process.communicate(timeout=40)[0].strip() for process in processes]
+    keys = [process.communicate(timeout=scaled(40))[0].strip() for process in processes]
     assert len(set(keys)) == 1
     assert re.fullmatch("[0-9a-f]{64}", keys[0])
     folder = Path(home["XDG_CONFIG_HOME"]) / "horoplug"
@@ -407,7 +409,8 @@ def test_missing_rank_0_is_named(home, host):
 
 
 def test_different_job_sizes_are_refused(home):
-    environments = every(distributed(2), home, {"HOROPLUG_START_TIMEOUT": "4"})
+    limit = str(round(scaled(4)))  # in which a rank imports the package and connects
+    environments = every(distributed(2), home, {"HOROPLUG_START_TIMEOUT": limit})
     environments[1]["WORLD_SIZE"] = "3"
     texts = [refusal(result) for result in run(environments, REFUSED)]
     assert any("rank 1" in text and "3" in text for text in texts), texts

@@ -18,6 +18,7 @@ from horoplug.runner.hosts import Host
 from horoplug.runner.remote import Ssh
 from tests.harness.horovodrun_mpi import JOB
 from tests.harness.horovodrun_mpi import place as place
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this module
@@ -179,7 +180,7 @@ def launch(*arguments, env, timeout=60):
         env=environment() | env,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=scaled(timeout),
         stdin=subprocess.DEVNULL,
     )
 

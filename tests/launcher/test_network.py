@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 BENCHMARK = ROOT / "benchmarks" / "network.py"
 
@@ -40,7 +41,7 @@ def start(*options):
 def test_benchmark_results_between_namespaces(tmp_path, options):
     table = tmp_path / "rows.json"
     process = start("--hosts", "2,3", "-e", "1M", "--json", str(table), *options)
-    text, _ = process.communicate(timeout=120)
+    text, _ = process.communicate(timeout=scaled(120))
     assert process.returncode == 0, text
     rows = json.loads(table.read_text())["rows"]
     assert [(row["hosts"], row["size"]) for row in rows] == [
@@ -53,10 +54,10 @@ def test_benchmark_results_between_namespaces(tmp_path, options):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_benchmark_removes_its_namespaces(number):
     process = start("--hosts", "2", "-e", "64M", "-n", "100000")
-    until = time.monotonic() + 60
+    until = time.monotonic() + scaled(60)
     while len(namespaces(process.pid)) < 3 and time.monotonic() < until:
         assert process.poll() is None, process.communicate()[0]
     process.send_signal(number)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=scaled(60))
     assert process.returncode == 130, text
     assert not namespaces(process.pid)

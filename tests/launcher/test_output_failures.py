@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment, process_memory, process_state, until
 
 # A reader that accepts nothing is given up soon.
@@ -38,7 +39,7 @@ def launch(*arguments, **options):
         env=environment(),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=scaled(60),
         **({"stdout": subprocess.PIPE} | options),
     )
 
@@ -67,7 +68,7 @@ def on_a_pipe(*arguments, program=None, nonblocking=False):
         os.close(reader)
         run.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(30)
+            run.wait(scaled(30))
         run.kill()
         run.communicate()
 
@@ -165,7 +166,7 @@ def test_full_disk_under_stdout_and_stderr_leaves_the_exit_code():
             env=environment(),
             stdout=full,
             stderr=full,
-            timeout=60,
+            timeout=scaled(60),
         )
     assert done.returncode == 7
 
@@ -182,7 +183,7 @@ def test_slow_reader_loses_nothing(nonblocking):
     with on_a_pipe("-np", 2, *NUMBERS, nonblocking=nonblocking) as (run, pipe):
         until(lambda: is_full(pipe), 40)
         data = read_all(pipe, slowly=True)
-        _, err = run.communicate(timeout=40)
+        _, err = run.communicate(timeout=scaled(40))
         assert (run.returncode, err) == (0, b"")
     for rank in range(2):
         prefix = f"[{rank}]<stdout>:"
@@ -223,7 +224,7 @@ def test_output_of_a_failed_job_waits_for_a_slow_reader():
         line = run.stderr.readline()  # the ranks have ended
         assert line == b"horovodrun: rank 0 exited with code 3\n"
         assert read_all(pipe, slowly=True).decode().replace("[0]<stdout>:", "") == text
-        assert run.wait(40) == 3
+        assert run.wait(scaled(40)) == 3
 
 
 def test_launcher_with_a_blocked_terminal_acts_on_dead_ranks(tmp_path):
@@ -240,7 +241,7 @@ def test_launcher_with_a_blocked_terminal_acts_on_dead_ranks(tmp_path):
         assert select.select([run.stderr], [], [], 40)[0]
         said = run.stderr.readline()
         assert said == b"horovodrun: rank 1 exited with code 5; the other ranks were ended\n"
-        _, err = run.communicate(timeout=40)
+        _, err = run.communicate(timeout=scaled(40))
         assert run.returncode == 5
         assert err.endswith(b" bytes of output were not accepted and are lost\n"), err
         assert is_full(pipe)
@@ -251,5 +252,5 @@ def test_interrupt_ends_the_wait_for_a_reader(tmp_path):
     with on_a_pipe("-np", 1, *lines, program=PATIENT) as (run, pipe):
         assert run.stderr.readline() == b"horovodrun: rank 0 exited with code 3\n"
         run.terminate()
-        assert run.wait(40) == 3
+        assert run.wait(scaled(40)) == 3
         assert size_of(pipe) > 0

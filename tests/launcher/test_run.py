@@ -26,6 +26,7 @@ from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.runner import exchange
 from tests.harness.leftovers import MARK, processes
 from tests.harness.leftovers import nothing_is_left as nothing_is_left
+from tests.harness.limits import scaled
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import environment, until
 
@@ -138,7 +139,7 @@ if __name__ == "__main__":
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -417,7 +418,7 @@ def program(request):
 def test_keyboard_interrupt_ends_the_job(program):
     process, mark = program
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=scaled(30))
     assert out == "interrupted\n"
     assert not processes(mark)
 
@@ -447,7 +448,7 @@ def test_terminal_interrupt_ends_the_job():
         try:
             assert [process.stdout.readline()[3:] for _ in range(2)] == ["<stdout>:ready\n"] * 2
             os.killpg(process.pid, signal.SIGINT)
-            out, _ = process.communicate(timeout=30)
+            out, _ = process.communicate(timeout=scaled(30))
         finally:
             process.kill()
     *ranks, last = out.splitlines()
@@ -550,10 +551,10 @@ def test_rank_retries_when_an_unauthenticated_launcher_rejects_it(tmp_path):
 
         thread = threading.Thread(target=rank, daemon=True)
         thread.start()
-        assert stranger.refused.wait(20)
+        assert stranger.refused.wait(scaled(20))
         stranger.close()
         stack.callback(exchange.Exchange(SECRET, "127.0.0.1", files[0], files[1:], port).close)
-        thread.join(60)
+        thread.join(scaled(60))
         assert received == [b"function"]
 
 

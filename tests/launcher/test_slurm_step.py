@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.slurm_daemons import HOST, OTHER, allocated, slurm, without_ssh
 from tests.harness.starters import JOB
 from tests.harness.support import until
@@ -299,11 +300,12 @@ def test_srun_that_cannot_start_tasks(allocated, tmp_path, fails):
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # The launcher does not wait for an srun that has started no task.
     program = "import sys\nfrom horoplug.runner import job, launch\njob._CLOSE_SECONDS = 600.0\nsys.exit(launch.main())"
-    command = (sys.executable, "-c", program, "--start-timeout", 5, "true")
+    limit = round(scaled(5))  # in which the other host answers
+    command = (sys.executable, "-c", program, "--start-timeout", limit, "true")
     status, output = allocated(*command, **env)
     why = (
         f"host {OTHER}: srun: error: Unable to create step for job 1: Invalid job id "
         "(--ssh ssh starts the agents by ssh)"
     )
-    why = why if fails else f"no answer from {OTHER} within 5 s"
+    why = why if fails else f"no answer from {OTHER} within {limit} s"
     assert (status, output) == (1, f"horovodrun: {why}\n")

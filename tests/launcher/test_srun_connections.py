@@ -9,6 +9,7 @@ import pytest
 
 from horoplug.runner.slurm_step import why_ended
 from horoplug.runner.srun import Srun
+from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
 SRUN = """
@@ -65,9 +66,14 @@ def horovodrun(tmp_path):
     return start
 
 
+def start_limit():
+    """Seconds in which the agents of the other nodes answer, each of which starts a few processes."""
+    return round(scaled(8))
+
+
 def test_one_srun_starts_all_agents(horovodrun):
     with horovodrun("sh", "-c", "echo on $HOROVOD_HOSTNAME") as run:
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, err) == (0, "")
     assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:on n{rank + 1}" for rank in range(4)]
     assert horovodrun.calls() == ["n1 n2 n3 n4"]
@@ -75,13 +81,13 @@ def test_one_srun_starts_all_agents(horovodrun):
 
 def test_nodes_without_ranks_get_no_task(horovodrun):
     with horovodrun("-np", 2, "true") as run:
-        assert run.communicate(timeout=60) == ("", "")
+        assert run.communicate(timeout=scaled(60)) == ("", "")
     assert horovodrun.calls() == ["n1 n2"]
 
 
 def test_hosts_that_the_user_names_are_reached_by_ssh(horovodrun):
     with horovodrun("--ssh", "false", "-np", 1, "-H", "n1", "true") as run:
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, out) == (1, "")
     assert err == "horovodrun: host n1: ssh exited with code 1\n"
 
@@ -89,15 +95,17 @@ def test_hosts_that_the_user_names_are_reached_by_ssh(horovodrun):
 def test_node_whose_task_fails_is_named_while_the_others_run(horovodrun):
     instead = ["sh", "-c", "echo 'sh: the disk is full' >&2; exit 3"]
     with horovodrun("true", instead=instead) as run:
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, out) == (1, "")
     assert err == "horovodrun: host n3: sh: the disk is full\n"
 
 
 def test_node_whose_task_hangs_is_named(horovodrun):
-    with horovodrun("--start-timeout", 6, "true", instead=["sleep", "600"]) as run:
-        out, err = run.communicate(timeout=60)
-    assert (run.returncode, out, err) == (1, "", "horovodrun: no answer from n3 within 6 s\n")
+    limit = start_limit()
+    with horovodrun("--start-timeout", limit, "true", instead=["sleep", "600"]) as run:
+        out, err = run.communicate(timeout=scaled(60))
+    text = f"horovodrun: no answer from n3 within {limit} s\n"
+    assert (run.returncode, out, err) == (1, "", text)
 
 
 def test_task_that_does_not_know_the_secret_is_refused(horovodrun, tmp_path):
@@ -114,10 +122,12 @@ def test_task_that_does_not_know_the_secret_is_refused(horovodrun, tmp_path):
         f"open({str(tmp_path / 'refused')!r}, 'w').close()\n"
         "import time; time.sleep(600)\n"
     )
-    flags = ["--start-timeout", 6]
+    limit = start_limit()
+    flags = ["--start-timeout", limit]
     with horovodrun(*flags, "true", instead=[sys.executable, str(stranger)]) as run:
-        out, err = run.communicate(timeout=60)
-    assert (run.returncode, out, err) == (1, "", "horovodrun: no answer from n3 within 6 s\n")
+        out, err = run.communicate(timeout=scaled(60))
+    text = f"horovodrun: no answer from n3 within {limit} s\n"
+    assert (run.returncode, out, err) == (1, "", text)
     assert (tmp_path / "refused").exists()
 
 
@@ -126,7 +136,7 @@ def test_tasks_end_with_the_launcher(horovodrun):
     with horovodrun(sys.executable, "-c", show) as run:
         agents = [int(run.stdout.readline().partition(":")[2]) for _ in range(4)]
         run.send_signal(signal.SIGKILL)
-        run.communicate(timeout=60)
+        run.communicate(timeout=scaled(60))
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in agents), 30)
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
 LIMITED = """
@@ -62,7 +63,7 @@ def hosts(count):
 
 def test_hosts_are_connected_to_a_few_at_a_time(horovodrun):
     with horovodrun(2, "-np", 3, "-H", hosts(3), "echo", "hello") as run:
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, err) == (0, "")
     assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:hello" for rank in range(3)]
     assert horovodrun.count() == 3
@@ -73,7 +74,7 @@ def test_no_more_hosts_are_connected_to_while_others_do_not_answer(horovodrun):
     with horovodrun(2, *arguments, run="sleep 600") as run:
         until(lambda: horovodrun.count() >= 2, 40)
         run.terminate()
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, out) == (143, "")
     assert err == "horovodrun: terminated; all ranks were ended\n"
     assert horovodrun.count() == 2
@@ -85,7 +86,7 @@ def test_launcher_connects_to_a_few_hosts_at_a_time_in_place_of_agents(horovodru
     with horovodrun(2, *arguments, run=ONLY_THE_FIRST) as run:
         until(lambda: horovodrun.count("waiting") >= 2, 40)
         run.terminate()
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, out) == (143, "")
     assert err == "horovodrun: terminated; all ranks were ended\n"
     assert horovodrun.count("waiting") == 2
@@ -100,7 +101,7 @@ def test_lost_agent_is_one_line(horovodrun):
             rank, pid = re.fullmatch(r"\[(\d)\]<stdout>:(\d+)\n", run.stdout.readline()).groups()
             pids[rank] = int(pid)
         os.kill(pids["1"], signal.SIGKILL)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=scaled(60))
     assert (run.returncode, out) == (1, "")
     lost = "host h1.invalid: the connection was lost: the agent was killed by signal 9 (SIGKILL)"
     assert err == f"horovodrun: {lost}; all ranks were ended\n"

@@ -12,6 +12,7 @@ import pytest
 
 from horoplug.runner.checks import reads_program
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.netns import Cluster
 from tests.harness.support import process_state, until
 
@@ -21,7 +22,11 @@ RUN = [sys.executable, "-m", "horoplug.runner"]
 
 def launch(*arguments, timeout=120, **options):
     return subprocess.run(
-        [*RUN, *map(str, arguments)], env=ENV, capture_output=True, timeout=timeout, **options
+        [*RUN, *map(str, arguments)],
+        env=ENV,
+        capture_output=True,
+        timeout=scaled(timeout),
+        **options,
     )
 
 
@@ -86,7 +91,7 @@ def test_rank_on_another_host_gets_the_input():
             env=env | {"HOROPLUG_SSH": cluster.ssh},
             input=data,
             capture_output=True,
-            timeout=120,
+            timeout=scaled(120),
         )
     assert done.returncode == 0, done.stderr
     full, empty = (hashlib.sha256(each).hexdigest() for each in (data, b""))
@@ -123,7 +128,7 @@ def test_no_more_is_read_than_a_rank_takes(tmp_path):
         assert b"closed" in process.stdout.readline()
         assert 1 << 17 < written < 1 << 20
         (tmp_path / "go2").write_text("")
-        assert process.wait(60) == 0
+        assert process.wait(scaled(60)) == 0
     finally:
         process.kill()
         process.wait()
@@ -134,7 +139,7 @@ def test_no_more_is_read_than_a_rank_takes(tmp_path):
 @pytest.mark.parametrize("redirected", ["<&-", "</dev/null"])
 def test_jobs_run_without_input(redirected):
     shell = f"exec {redirected}; exec {sys.executable} -m horoplug.runner -np 2 cat"
-    done = subprocess.run(["bash", "-c", shell], env=ENV, capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", shell], env=ENV, capture_output=True, timeout=scaled(60))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 

@@ -17,6 +17,7 @@ from horoplug.rendezvous.store.report import KEY, Counters, Report, pack, unpack
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner import output, status
 from horoplug.runner.status import Status
+from tests.harness.limits import scaled
 from tests.harness.screen import Screen
 from tests.harness.support import environment, until
 
@@ -202,7 +203,7 @@ class Terminal:
 
     def read(self, pattern=None, timeout=40):
         """Read until a pattern was written, or to the end. Returns the match."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while True:
             if pattern and (match := re.search(pattern, self.data)):
                 return match
@@ -228,7 +229,7 @@ class Terminal:
 
     def close(self):
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(scaled(10))
         if self.process.stdout is not None:
             self.process.stdout.close()
         os.close(self.master)
@@ -254,7 +255,7 @@ def test_job_on_a_terminal_shows_the_status_line(terminal, tmp_path):
     job.read(rb"horovodrun: 2 ranks up, 0:00:\d\d, [\d.]+ k?M?B/s in \d+ tensors/s")
     (tmp_path / "gate.over").touch()
     job.read()
-    assert job.process.wait(20) == 0
+    assert job.process.wait(scaled(20)) == 0
     *lines, last = job.screen()
     assert last == ""
     assert len(lines) > 3
@@ -271,7 +272,7 @@ def test_job_on_a_terminal_without_the_status_line(terminal, flags, variables):
     job = terminal("-np", 1, *flags, "sh", "-c", "echo hello; sleep 0.2", **variables)
     job.read()
     assert job.data == b"[0]<stdout>:hello\r\n"
-    assert job.process.wait(20) == 0
+    assert job.process.wait(scaled(20)) == 0
 
 
 def test_background_job_of_a_shell_shows_no_status_line(terminal):
@@ -279,7 +280,7 @@ def test_background_job_of_a_shell_shows_no_status_line(terminal):
     job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.5", program=IN_BACKGROUND)
     job.read()
     assert job.data == b"[0]<stdout>:hello\r\n"
-    assert job.process.wait(20) == 0
+    assert job.process.wait(scaled(20)) == 0
     job = terminal("-np", 1, "sh", "-c", "echo hello; sleep 0.5", program=IN_FOREGROUND)
     job.read(rb"horovodrun: 1 process, 0:00:00")
 
@@ -297,4 +298,4 @@ def test_failure_message_stays_on_the_terminal(terminal):
     job.read()
     assert b"horovodrun: 2 processes, 0:00:00" in job.data
     assert re.fullmatch(r"horovodrun: rank \d exited with code 3.*", job.screen()[-2])
-    assert job.process.wait(20) == 3
+    assert job.process.wait(scaled(20)) == 3

@@ -21,6 +21,7 @@ from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, desc
 from horoplug.runner.hosts import Placement
 from horoplug.runner.remote import Ssh
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.support import until
 
 MARK = "HOROPLUG_TEST_JOB"  # a variable that every process of a job inherits
@@ -68,7 +69,7 @@ class Run:
         return stream.readline().decode()
 
     def finish(self, timeout=40):
-        out, err = self.process.communicate(timeout=timeout)
+        out, err = self.process.communicate(timeout=scaled(timeout))
         return self.process.returncode, out.decode(), err.decode()
 
     def processes(self):
@@ -582,7 +583,7 @@ def test_agent_without_a_launcher_ends():
         stdout=subprocess.PIPE,
     ) as process:
         try:
-            assert process.wait(40) == 0
+            assert process.wait(scaled(40)) == 0
         finally:
             process.kill()
         assert process.stdout.read() == agent_module.GREETING

@@ -14,6 +14,7 @@ from horoplug.common import compute_threads
 from horoplug.runner.environment import give_threads
 from horoplug.runner.worker_job import WorkerJob, enter, leave
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 NAMES = [each.name for each in thread_share.VARIABLES]
 USERS = {*NAMES, "PJRT_NPROC", "MKL_NUM_THREADS", GIVEN, RANKS}
@@ -30,7 +31,7 @@ def launch(*arguments, env=None, before=()):
         env=ENV | (env or {}),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=scaled(300),
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr
@@ -175,7 +176,7 @@ def test_invalid_switch_is_one_line():
         env=ENV | {"HOROVOD_THREAD_SHARE": "some"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     line = "horovodrun: HOROVOD_THREAD_SHARE='some' is wrong: it must be 0 or 1\n"
     assert (done.returncode, done.stderr) == (2, line)

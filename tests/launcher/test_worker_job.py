@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from horoplug.runner.worker_job import WorkerJob, enter, leave
+from tests.harness.limits import scaled
 
 _PROGRAM = """
 import json, os, sys
@@ -25,7 +26,7 @@ def _run(variables: dict[str, str]) -> str:
         input=json.dumps(variables),
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=True,
     ).stdout.strip()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.mpi_jobs import (
     find,
     finish,
@@ -273,7 +274,7 @@ input()
         assert job.stdout.readline() == b"mapped\n"
         remove_unused({used, unused})
         assert (used.exists(), unused.exists()) == (True, False)
-        job.communicate(b"\n", timeout=20)
+        job.communicate(b"\n", timeout=scaled(20))
     remove_unused({used})
     assert not used.exists()
 
@@ -288,7 +289,9 @@ input()
 )
 def test_loaded_libraries_of_one_and_two_mpis(tmp_path, names, are_two):
     command = [sys.executable, "-c", FILES, tmp_path, *names]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=scaled(60)
+    )
     assert ("two MPI libraries are loaded" in done.stderr) == are_two, done.stderr
     assert (done.returncode == 0) != are_two, done.stderr
 

@@ -15,6 +15,7 @@ from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hos
 from tests.harness.support import NO_LIMITS
 
 pytest.importorskip("mpi4py")
+from tests.harness.limits import scaled
 from tests.harness.mpi_programs import COLLECTIVES, ENDING, TRANSPORT, failures, kill, transports
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
@@ -117,7 +118,7 @@ def test_mpi_transport_needs_mpirun(monkeypatch, name):
         env={**os.environ, f"HOROVOD_{name}": "mpi"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
     )
     assert done.returncode == 0, done.stderr
 

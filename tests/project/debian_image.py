@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.image import Image, why_not
+from tests.harness.limits import scaled
 
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.timeout(900)]
 
@@ -29,7 +30,7 @@ def debian():
     folder.chmod(0o755)
     try:
         make = ["debootstrap", "--variant=minbase", "bookworm", folder, MIRROR]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL, timeout=600)
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL, timeout=scaled(600))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -22,6 +22,7 @@ import suite  # noqa: E402
 from harness import gpu_results, models, mpi  # noqa: E402
 
 from tests.gpu.device import results as seen  # noqa: E402
+from tests.harness.limits import scaled  # noqa: E402
 
 BINARY = ROOT / "build" / "release" / "bin" / control_plane.BINARY
 needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="make cpp-release builds it")
@@ -31,7 +32,7 @@ def run(program, *options, status=0):
     """Run a benchmark and return its output."""
     command = [sys.executable, str(BENCHMARKS / f"{program}.py"), *map(str, options)]
     env = os.environ | {"PYTHONPATH": str(OPTIONAL)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(100), env=env)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
@@ -115,7 +116,7 @@ def test_wrong_results_are_counted_and_fail_the_benchmark(tmp_path):
     options = ["-b", "64", "-e", "64", "-n", "5", "--json", tmp_path / "table.json"]
     launch = [sys.executable, "-m", "horoplug.runner", "-np", "2", sys.executable, script]
     command = [str(word) for word in [*launch, BENCHMARKS, *options]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(100), cwd=ROOT)
     assert done.returncode == 1
     found = json.loads((tmp_path / "table.json").read_text())
     assert found["wrong"] == found["rows"][0]["wrong"] > 0
@@ -165,7 +166,7 @@ def test_benchmark_with_peer_horovod(tmp_path, program, options):
     script = [sys.executable, BENCHMARKS / f"{program}.py", *options.split(), "--peer", "horovod"]
     launch = [sys.executable, "-m", "horoplug.runner", "--compat", "-np", "2"]
     command = [str(word) for word in [*launch, *script, "--json", table]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(100), cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     names = [row.get("library", row.get("variant")) for row in record(table)["rows"]]
     assert {"horoplug", "horovod"} <= set(names)
@@ -213,7 +214,7 @@ def test_ranks_with_equal_subtrees_can_share_a_negotiator(ranks, tensors, bursts
     numbers = map(str, (ranks, tensors, bursts, 3, per_host))
     command = [str(BINARY), *numbers]
     full, symmetric = (
-        json.loads(subprocess.check_output([*command, mode], timeout=100))
+        json.loads(subprocess.check_output([*command, mode], timeout=scaled(100)))
         for mode in ("full", "symmetric")
     )
     assert full["simulated"] == ranks

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 SOURCES = ROOT / "csrc" / "tests"
 TESTS = sorted(path.stem for path in SOURCES.rglob("*_test.cc"))
@@ -71,7 +72,7 @@ def run(command: list[str], limit: float) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         process.terminate()  # doctest prints the test case that runs.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(scaled(10))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         output = process.communicate()[0] + f"\nkilled after {limit} s"

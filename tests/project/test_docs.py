@@ -26,6 +26,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from harness import mpi
 
+from tests.harness.limits import scaled
+
 __all__ = ["slurm"]  # a fixture
 
 HOSTFILE = ROOT / "docs/launch-ssh.md"
@@ -166,7 +168,7 @@ def test_command_of_the_documentation(block, tmp_path, request, monkeypatch):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=100,
+            timeout=scaled(100),
         )
         status, output = done.returncode, done.stdout
     assert status == 0, output

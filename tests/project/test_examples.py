@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.support import environment, imported_example
 
 EXAMPLES = ROOT / "examples" / "pytorch"
@@ -30,7 +31,7 @@ def launch(program, *arguments, flags=(), size=2, variables=None):
         env=environment() | (variables or {}),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=scaled(110),
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -165,7 +166,7 @@ def test_language_model_refuses_too_short_a_text(tmp_path):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert done.returncode == 1
     assert (

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.harness import OPTIONAL, ROOT
+from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
 nbclient = pytest.importorskip("nbclient")
@@ -86,7 +87,7 @@ def test_interrupted_cell_ends_the_job(variables, tmp_path):
             return output
 
     interrupted = []
-    client = Client(notebook, timeout=60, resources={"metadata": {"path": tmp_path}})
+    client = Client(notebook, timeout=round(scaled(60)), resources={"metadata": {"path": tmp_path}})
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="KeyboardInterrupt"):
         client.execute(env=variables)
     assert interrupted

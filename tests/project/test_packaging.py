@@ -13,6 +13,7 @@ import pytest
 
 from horoplug import _native
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
 # glibc consists of libc, libm, libdl, libpthread and the loader; its version determines which are named.
@@ -30,7 +31,7 @@ ALLOWED = {
 
 def run(command, **options):
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=900, **options
+        list(map(str, command)), capture_output=True, text=True, timeout=scaled(900), **options
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

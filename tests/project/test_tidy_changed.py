@@ -11,6 +11,8 @@ from tests.harness import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 import tidy_changed
 
+from tests.harness.limits import scaled
+
 FILES = {
     "csrc/base/a.h": "int a();\n",
     "csrc/base/a.cc": '#include "base/a.h"\n',
@@ -42,7 +44,7 @@ class Repository:
         identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
         command = ["git", *identity, *arguments]
         done = subprocess.run(
-            command, cwd=self.root, check=True, capture_output=True, text=True, timeout=60
+            command, cwd=self.root, check=True, capture_output=True, text=True, timeout=scaled(60)
         )
         return done.stdout.strip()
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.ray_driver import variables
 from tests.harness.support import environment
 from tests.harness.train_example import TRAIN, write_fashion_mnist
@@ -18,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "ray" / "train_fashion.py"
 
 
 def _results(command, env):
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=scaled(150))
     found = re.findall(r'\{"data": .*\}$', done.stdout, re.MULTILINE)
     assert found, done.stdout + done.stderr
     result = json.loads(found[-1])
@@ -43,7 +44,11 @@ def test_the_training_example_gives_the_same_under_ray_and_horovodrun(on_ray, tm
 def test_a_missing_ray_is_one_line(module):
     code = f"import sys; sys.modules['ray'] = None; import {module}"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -53,7 +58,11 @@ def test_a_missing_ray_is_one_line(module):
 def test_an_old_ray_is_one_line():
     code = "import ray; ray.__version__ = '2.9.3'; import horoplug.ray"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=variables(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env=variables(),
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert done.stderr.splitlines()[-1] == (
         "ImportError: horoplug.ray needs Ray 2.43 or later, and this is 2.9.3: pip install 'horoplug[ray]'"
@@ -62,7 +71,7 @@ def test_an_old_ray_is_one_line():
 
 def test_importing_does_not_import_pytorch():
     code = "import sys, horoplug.ray, horoplug.ray.train; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], env=variables(), check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=variables(), check=True, timeout=scaled(100))
 
 
 def test_horovods_names_of_ray_exist():
@@ -77,4 +86,4 @@ for module, name in names:
 import horovod.ray, horoplug.ray
 assert horovod.ray.RayExecutor is horoplug.ray.RayExecutor
 """
-    subprocess.run([sys.executable, "-c", code], env=variables(), check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=variables(), check=True, timeout=scaled(100))

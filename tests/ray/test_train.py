@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from horoplug.compat import python_path
+from tests.harness.limits import scaled
 from tests.harness.ray_driver import variables
 
 pytest_plugins = ["tests.harness.ray_driver"]
@@ -224,7 +225,7 @@ def test_rays_own_horovod_trainer_runs_with_horoplug(on_ray, tmp_path):
         env=env | {"PYTHONPATH": python_path(env)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
     )
     assert "result: 3.0 2 2 horoplug.torch" in done.stdout, (
         done.stderr[-3000:] + done.stdout[-2000:]

@@ -10,6 +10,7 @@ import pytest
 
 from horoplug.rendezvous.errors import AuthenticationError
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role, authenticate
+from tests.harness.limits import scaled
 
 SECRET = secrets.token_bytes(32)
 
@@ -39,7 +40,7 @@ def both_sides(client_args, server_args):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(scaled(20))
     return raised["client"], raised["server"]
 
 

@@ -16,6 +16,7 @@ from horoplug.rendezvous.bootstrap.over_tcp import bootstrap_over_tcp
 from horoplug.rendezvous.errors import WrongSecretError
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.limits import scaled
 from tests.harness.starters import srun
 from tests.harness.strangers import RefusingServer
 
@@ -58,7 +59,7 @@ def test_search_continues_when_an_unauthenticated_server_rejects_a_rank():
         ThreadPoolExecutor(1) as pool,
     ):
         searching = pool.submit(bootstrap, 1, "127.0.0.1", port=stranger.address[1])
-        assert stranger.refused.wait(20)
+        assert stranger.refused.wait(scaled(20))
         stranger.close()
         with StoreServer(job_secret(KEY, job), *stranger.address):
             assert searching.result(20)[0] == stranger.address

@@ -46,6 +46,7 @@ from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
 from tests.harness.descriptors import descriptors
+from tests.harness.limits import scaled
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import until
 
@@ -108,7 +109,7 @@ def build_all(clients, ranks=None, **changes):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(scaled(60))
         assert not thread.is_alive()
     return outcome
 
@@ -400,7 +401,7 @@ def workers(processes):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=scaled(60))
     assert process.returncode == 0, err
     return json.loads(out)
 
@@ -456,7 +457,7 @@ def test_rank_that_dies_before_connecting_is_named_at_once(server):
     with workers(started) as (first, second):
         until(lambda: 1 in server._state._sessions, 60)
         second.send_signal(signal.SIGKILL)
-        _, err = first.communicate(timeout=60)
+        _, err = first.communicate(timeout=scaled(60))
     assert "PeerLostError: rank 1 (pid" in err
 
 
@@ -768,7 +769,7 @@ def test_silent_connection_is_dropped_while_ranks_connect(
     assert "did not authenticate within 0.1 s" in caplog.text
     assert not outcome  # rank 0 still waits for rank 1
     one._sock.close()
-    rank0.join(20)
+    rank0.join(scaled(20))
     assert isinstance(outcome[0], PeerLostError)
     assert outcome[0].rank == 1
 
@@ -823,7 +824,7 @@ def test_authenticated_peer_with_wrong_identity_is_refused(stores, what, monkeyp
     )
     builder.start()
     outcome.update(build_all(clients[2:], [2], size=3))
-    builder.join(30)
+    builder.join(scaled(30))
     if errors:  # a duplicate may connect after the connections are complete
         assert "rank 0 refused the connection" in str(errors[0])
         assert f"was refused: {what}" in caplog.text

@@ -18,6 +18,7 @@ from horoplug.rendezvous.errors import PeerLostError, ProtocolError, TamperedMes
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness.descriptors import descriptors
+from tests.harness.limits import scaled
 
 SECRET = secrets.token_bytes(32)
 
@@ -255,7 +256,7 @@ def test_lost_rank_is_named(host, lost):
     else:
         ranks.members[3].close()
         endpoint, culprit = Hub(ranks.hub), 3
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(60)
     with (
         StoreServer(SECRET) as server,
         StoreClient.connect(*server.address, SECRET, 60) as store,
@@ -296,7 +297,7 @@ def test_event_loops_connect_all(host):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(scaled(60))
             assert not thread.is_alive()
     assert not failures
     assert all(endpoint.done for endpoint in endpoints)

@@ -16,6 +16,7 @@ from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
 from horoplug.rendezvous.store import protocol
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 SECRET = secrets.token_bytes(32)
@@ -51,7 +52,7 @@ def in_process(code, soft, hard=None):
         ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
     )
 
 
@@ -110,7 +111,7 @@ def test_server_without_free_descriptors_says_what_the_limit_is():
             address = "127.0.0.1", int(process.stdout.readline())
             for _ in range(100):
                 stack.enter_context(socket.create_connection(address, timeout=60))
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=scaled(60))
         finally:
             process.kill()
     assert process.returncode == 0, err
@@ -128,6 +129,6 @@ def test_ranks_of_horovodrun_have_the_hard_limit():
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
     )
     assert done.stdout.count(f"{hard} {hard}") == 2, done.stderr

@@ -20,6 +20,7 @@ from horoplug.rendezvous.network.messages import MessageStream
 from horoplug.rendezvous.store import protocol
 from horoplug.runner.probe import PEER_CONTEXT, Probe
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 SECRET = bytes(range(32))
 NEVER = 600.0
@@ -157,7 +158,7 @@ def test_connection_for_which_no_thread_can_be_started_is_the_only_one_lost():
                 assert lost.recv(1) == b""  # the handshake needs no thread
         assert is_echoed(served)
         served.sock.close()
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + scaled(LIMIT)
         while time.monotonic() < deadline:
             stream = connect(address, b"any")
             stack.enter_context(stream.sock)
@@ -235,7 +236,7 @@ def test_oldest_connection_of_the_busiest_source_is_least_deserving():
                 stack.enter_context(
                     socket.create_connection(listener.getsockname(), LIMIT, source_address=address)
                 )
-                deadline = time.monotonic() + LIMIT
+                deadline = time.monotonic() + scaled(LIMIT)
                 before = len(acceptor) + len(dropped)
                 while len(acceptor) + len(dropped) == before and time.monotonic() < deadline:
                     acceptor.accept(listener)
@@ -267,7 +268,7 @@ def test_connection_that_cannot_be_taken_is_the_only_one_lost(error):
             stack.enter_context(socket.create_connection(listener.getsockname(), LIMIT))
             for _ in range(2)
         )
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + scaled(LIMIT)
         while not taken and time.monotonic() < deadline:
             acceptor.accept(listener)
         assert [sock.getpeername() for sock in taken] == [second.getsockname()]

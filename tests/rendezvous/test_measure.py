@@ -12,6 +12,7 @@ from horoplug.base.link_speed import LinkSpeed
 from horoplug.mpi import measure as mpi_measure
 from horoplug.rendezvous.connections import data_transport, measure
 from horoplug.rendezvous.connections.measure import Measurement, agree
+from tests.harness.limits import scaled
 
 
 def pairs(count):
@@ -37,7 +38,7 @@ def run_all(arguments, deadline=20.0):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(scaled(60))
         assert not thread.is_alive()
     return results
 

@@ -19,6 +19,7 @@ from horoplug.rendezvous.connections.on_demand_connector import OnDemandConnecto
 from horoplug.rendezvous.connections.peer_connection import Identity
 from horoplug.rendezvous.connections.sockets import tcp_listener
 from tests.harness.descriptors import descriptors
+from tests.harness.limits import scaled
 from tests.harness.on_demand import NEVER, SECRET, Rank, check_pair, job
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import seed, until
@@ -273,7 +274,7 @@ def test_rank_retries_when_a_stranger_rejects_it(caplog):
         addresses = ranks[0].service._connector._addresses
         right, addresses[1] = addresses[1], stranger.address
         ranks[0].request(1)
-        assert stranger.refused.wait(20)
+        assert stranger.refused.wait(scaled(20))
         addresses[1] = right
         check_pair(*ranks, 1)
     assert "rank 1 refused the connection" in caplog.text
@@ -316,7 +317,7 @@ def test_attempts_without_a_limit_go_on_until_the_rank_listens(monkeypatch):
         with contextlib.closing(one):
             one.start()
             one.request(2)
-            assert refused.wait(20)
+            assert refused.wait(scaled(20))
             late.listen()
             late.setblocking(False)
             two = Rank(2, 3, {1: one.service._connector._listeners[0].getsockname()}, late.dup())
@@ -395,7 +396,7 @@ def test_closed_service_leaves_no_descriptor_and_no_thread(state):
             for rank in ranks:
                 os.close(rank.requests)
                 rank.requests = -1
-                rank.service._thread.join(20)
+                rank.service._thread.join(scaled(20))
                 assert not rank.service._thread.is_alive()
         for rank in ranks:
             rank.close()

@@ -21,6 +21,7 @@ from horoplug.rendezvous.errors import RendezvousError, StoreTimeoutError
 from horoplug.rendezvous.network.auth import Handshake
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness.limits import scaled
 from tests.harness.on_demand import RecordingEngine, check_pair, request
 
 SECRET = secrets.token_bytes(32)
@@ -62,7 +63,7 @@ def outcomes(size, keys=None, **arguments):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(scaled(120))
             assert not thread.is_alive()
         try:
             yield outcome

@@ -29,6 +29,7 @@ from horoplug.rendezvous.store.client import AbandonedError, StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.rendezvous.store.state import StoreState
 from tests.harness.descriptors import descriptors
+from tests.harness.limits import scaled
 from tests.harness.strangers import RefusingServer
 from tests.harness.support import seed, until
 
@@ -79,7 +80,7 @@ class Background:
             self._outcome = False, error
 
     def result(self, timeout=20):
-        self._thread.join(timeout)
+        self._thread.join(scaled(timeout))
         assert self._outcome is not None, "still running"
         good, value = self._outcome
         if good:
@@ -301,7 +302,7 @@ def test_client_retries_when_an_unauthenticated_server_rejects_it():
     there when that process has ended."""
     with RefusingServer(socket.AF_INET, ("127.0.0.1", 0)) as stranger:
         client = Background(StoreClient.connect, *stranger.address, SECRET, NEVER)
-        assert stranger.refused.wait(20)
+        assert stranger.refused.wait(scaled(20))
         stranger.close()
         with StoreServer(SECRET, *stranger.address), client.result() as connected:
             connected.set("k", b"")
@@ -598,7 +599,7 @@ def test_gets_of_several_threads_wait_at_the_same_time(connect):
             other.set(name, name.encode())
             client.set("mine", b"")  # a call in the middle of the waits
         for thread in threads:
-            thread.join(30)
+            thread.join(scaled(30))
             assert not thread.is_alive()
         assert values == {name: name.encode() for name in names}
 
@@ -619,11 +620,11 @@ def test_abandoned_get_ends_the_wait_of_another_thread_and_no_other_one(connect,
     for thread in threads:
         thread.start()
     client.abandon(gets[0])
-    threads[0].join(30)
+    threads[0].join(scaled(30))
     assert isinstance(ends.pop(0), AbandonedError)
     for i in range(1, waiters):
         client.set(f"key{i}", b"value")
-        threads[i].join(30)
+        threads[i].join(scaled(30))
         assert ends == {i: [b"value"]}
     client.set("key0", b"late")
     assert client.get(["key0"], NEVER) == [b"late"]
@@ -644,7 +645,7 @@ def test_lost_server_ends_the_waits_of_all_threads():
         for thread in threads:
             thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
         assert not thread.is_alive()
     assert ends == ends[:1] * 4
     client.close()

@@ -6,6 +6,7 @@ tests/harness/spark_pods.py says in what they differ from those of a cluster."""
 import pytest
 
 from tests.harness.cluster_image import JOB, cluster_image, finished
+from tests.harness.limits import scaled
 from tests.harness.spark_pods import SparkPods, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -18,7 +19,7 @@ def test_application_has_two_ranks_in_each_of_two_executors():
         SparkPods(image, {"/workspace/train.py": JOB}) as application,
     ):
         driver = application.start_driver()
-        status, text = driver.wait(100)
+        status, text = driver.wait(scaled(100))
         executors = application.executors
         report = text + "".join(f"{pod.name}:\n{pod.text}" for pod in executors)
         assert status == 0, report

@@ -15,6 +15,7 @@ from horoplug.spark.common.columns import (
 from horoplug.spark.common.errors import EstimatorError, StoreError
 from horoplug.spark.common.reading import Reader, RowGroups, ahead, batched, shuffled
 from horoplug.spark.common.store import Store
+from tests.harness.limits import scaled
 from tests.harness.spark_cluster import CLUSTERS
 from tests.harness.support import seed
 
@@ -191,7 +192,7 @@ def test_threads_read_ahead_and_end():
     reading = ahead(load, range(100), 3)
     assert ids([next(reading)]) == [0]
     for _ in range(4):  # the one in use and three more
-        assert started.acquire(timeout=20)
+        assert started.acquire(timeout=scaled(20))
     reading.close()
     assert threading.active_count() == before
     assert ids(ahead(load, range(5), 2)) == ids(ahead(load, range(5), 0)) == list(range(5))

@@ -19,6 +19,7 @@ from horoplug.compat.finder import Finder
 from horoplug.spark import service, task, tasks
 from horoplug.spark.barrier import BarrierJob, Options
 from horoplug.spark.session import reason
+from tests.harness.limits import scaled
 from tests.harness.spark_cluster import session
 from tests.harness.support import environment, until
 
@@ -346,19 +347,27 @@ def test_without_spark_or_a_session_one_line_says_what_to_do():
     code = "import horoplug.spark; horoplug.spark.run(print)"
     env = environment() | {"PYTHONPATH": os.getcwd()}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=scaled(60)
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
         "ImportError: horoplug.spark needs pyspark: pip install 'horoplug[spark]'"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert "there is no Spark session: create one" in done.stderr.splitlines()[-1]
     old = f"import pyspark; pyspark.__version__ = '3.4.1'; {code}"
     done = subprocess.run(
-        [sys.executable, "-c", old], env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", old],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
     assert done.stderr.splitlines()[-1].startswith(
         "ImportError: horoplug.spark needs pyspark 3.5 or later, and this is 3.4.1: pip install"

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tests.harness.checks.tensorflow_programs import check_dataset, check_keras, check_saved_model
+from tests.harness.limits import scaled
 from tests.harness.support import ranks_fixture, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -40,7 +41,7 @@ def check_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(50)
+        thread.join(scaled(50))
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
 

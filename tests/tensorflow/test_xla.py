@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.harness.checks.errors import errors_of_survivors
+from tests.harness.limits import scaled
 from tests.harness.support import NO_LIMITS, ranks_fixture, run_script, seed
 
 tf = pytest.importorskip("tensorflow")
@@ -267,7 +268,7 @@ def check_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(50)
+        thread.join(scaled(50))
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
 

@@ -12,6 +12,7 @@ import pytest
 from horoplug.common.gpu import libraries
 from horoplug.runner import gpu
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,6 @@ def test_gpu_kernels_match_cpu_kernels(nvrtc, tool):
         env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_NVRTC": nvrtc},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=scaled(500),
     )
     assert done.returncode == 0, done.stdout + done.stderr

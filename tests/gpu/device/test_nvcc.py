@@ -9,6 +9,7 @@ import pytest
 
 from horoplug.runner import gpu
 from tests.harness import ROOT
+from tests.harness.limits import scaled
 
 
 @pytest.mark.timeout(900)
@@ -30,6 +31,6 @@ def test_nvcc_kernels_match_cpu_kernels(tmp_path, code):
         env={**os.environ, "HOROPLUG_TEST_GPU": "1", "HOROPLUG_TEST_KERNELS": str(out)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=scaled(500),
     )
     assert done.returncode == 0, done.stdout + done.stderr

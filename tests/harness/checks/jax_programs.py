@@ -6,6 +6,8 @@ import threading
 import numpy as np
 import pytest
 
+from tests.harness.limits import scaled
+
 jax = pytest.importorskip("jax")
 hvd = pytest.importorskip("horoplug.jax")
 
@@ -56,7 +58,7 @@ def check_threads(key):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(50)
+        thread.join(scaled(50))
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
 

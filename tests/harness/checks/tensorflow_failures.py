@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from tests.harness.limits import scaled
+
 tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horoplug.tensorflow")
 
@@ -28,7 +30,7 @@ def check_shutdown_here():
         hvd.allgather(tf.ones(1), name="begun")
         hvd.shutdown()
         for thread in threads:
-            thread.join(30)
+            thread.join(scaled(30))
             assert not thread.is_alive()
         assert len(failures) == 2
         kinds = (tf.errors.UnknownError, tf.errors.FailedPreconditionError)

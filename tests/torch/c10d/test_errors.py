@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from horoplug.torch.c10d import ProcessGroup
 from horoplug.torch.c10d.gloo import StandIn
+from tests.harness.limits import scaled
 from tests.harness.process_groups import begin, end, new_file
 from tests.harness.support import environment, wait_until_stopped
 
@@ -292,10 +293,10 @@ work.wait()
     try:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=scaled(20))
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(scaled(10))
     assert "KeyboardInterrupt" in errors
 
 

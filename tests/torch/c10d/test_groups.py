@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import horoplug.torch.c10d
+from tests.harness.limits import scaled
 from tests.harness.process_groups import SECONDS, begin, end, new_file, process_groups
 from tests.harness.support import process_state, resources, until
 
@@ -104,7 +105,7 @@ def many_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(scaled(60))
     assert not wrong
 
 

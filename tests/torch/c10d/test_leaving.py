@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from horoplug.torch.c10d import operations
+from tests.harness.limits import scaled
 from tests.harness.process_groups import process_groups
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -165,7 +166,7 @@ def test_callback_that_does_not_return_keeps_its_thread_and_not_the_program(monk
     assert not over.is_set()
     assert "group 0: a callback of a future has not returned for 0.2 s" in caplog.text
     over.set()
-    ended._thread.join(60)
+    ended._thread.join(scaled(60))
     ended.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(ended._signal)

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from tests.harness.limits import scaled
 from tests.harness.process_groups import process_groups
 from tests.harness.support import seed
 
@@ -169,7 +170,7 @@ def checkpoints(key, folder):
     asynchronous = checkpoint.async_save(
         get_model_state_dict(module), checkpoint_id=f"{folder}/async", process_group=None
     )
-    asynchronous.result(timeout=60)
+    asynchronous.result(timeout=scaled(60))
     dist.barrier()
 
 

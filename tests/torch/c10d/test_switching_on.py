@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 # A group of one rank. Says which modules "import torch" alone has loaded, and what the group is.
@@ -31,7 +32,7 @@ def python(*arguments, **variables):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=scaled(90),
         check=False,
     )
 

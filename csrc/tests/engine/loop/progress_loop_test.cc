@@ -153,7 +153,10 @@ TEST_CASE("a progress thread that sleeps in an operation is woken when the peers
     for (int round = 0; round < kRounds; ++round) {
       // Rank 1 submits late, so that rank 0 falls asleep in its batch once the plan is installed.
       while (rank == 1 && begun.load() <= round) std::this_thread::yield();
-      for (int i = 0; rank == 1 && i < 2000; ++i) std::this_thread::yield();
+      // It does so after 0.5 ms without an event. (On a busy machine it may be awake yet, and is
+      // not tested in this round.)
+      const auto asleep = now() + std::chrono::milliseconds(2);
+      while (rank == 1 && now() < asleep) std::this_thread::yield();
       Ones ones(100'000);
       const OperationPtr operation = ones.operation(engine, "late");
       if (rank == 1) late_at.store(std::chrono::nanoseconds(now()).count());
