@@ -49,6 +49,13 @@ TEST_CASE("operations without a name are numbered by kind, and again from one on
   CHECK(name_of(OpKind::kAllreduce) == "allreduce.noname.1");
 }
 
+TEST_CASE("the gather of the parts of a sparse tensor is called an allreduce") {
+  const OperationPtr operation = make_test_operation("allreduce.table", 2, OpKind::kAllgather);
+  CHECK(operation->describe() == "allgather 'allreduce.table'");
+  operation->signature.layout = "sparse float32 [3]";
+  CHECK(operation->describe() == "'allreduce.table'");
+}
+
 TEST_CASE("a name in flight is rejected until its operation has ended") {
   Queue queue;
   const OperationPtr first = make_test_operation("x");
