@@ -82,15 +82,26 @@ def _parts(value: Any, only_containers: bool) -> Iterator[tuple[str, Any, str]]:
     elif isinstance(value, property):
         yield "", value.fget, ""
     elif isinstance(value, type) or not _is_custom(type(value)):
-        attributes = getattr(value, "__dict__", {})
-        yield from ((f".{name}", part, "") for name, part in dict(attributes).items())
+        yield from ((f".{name}", part, "") for name, part in _attributes(value).items())
         if not isinstance(value, type):
             yield "", type(value), ""
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes that a value is pickled with. Some classes, such as PyTorch's Module, choose them themselves."""
+    getstate = getattr(type(value), "__getstate__", None)
+    if isinstance(value, type) or getstate is getattr(object, "__getstate__", None):
+        return dict(getattr(value, "__dict__", {}))
+    try:
+        state = value.__getstate__()
+    except Exception:  # that is why pickling has failed
+        return {}
+    return dict(state) if isinstance(state, dict) else {}
+
+
 def _is_custom(kind: type) -> bool:
     """Whether instances are not pickled by their attributes, so that these do not tell why pickling has failed."""
-    hooks = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+    hooks = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
     own = (getattr(kind, hook, None) is not getattr(object, hook, None) for hook in hooks)
     return any(own) or issubclass(kind, types.ModuleType)
 

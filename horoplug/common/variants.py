@@ -71,8 +71,8 @@ def poll(handle: int) -> bool:
 
 
 def _found(function: str, handle: Any) -> Waitable | None:
-    # The handle of a sparse allreduce is a function, of which nothing is known here.
-    if callable(handle):
+    # None stands for an operation that was not submitted, and a function for a sparse allreduce.
+    if handle is None or callable(handle):
         return None
     if type(handle) is not int and not isinstance(handle, Integral):
         raise TypeError(

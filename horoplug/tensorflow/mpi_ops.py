@@ -98,6 +98,13 @@ def _reduce_group(
     return packed.unpack(result for (result,) in results)
 
 
+def _dense_shape(slices: tf.IndexedSlices) -> tf.TensorShape:
+    """The sizes of the whole tensor, as far as they are known while a graph is built. Programs also give them as a
+    list."""
+    sizes = slices.dense_shape
+    return slices.shape if sizes is None or tf.is_tensor(sizes) else tf.TensorShape(list(sizes))
+
+
 def _allreduce_slices(
     slices: tf.IndexedSlices, call: Call, compression: Any, ignore_name_scope: bool
 ) -> tf.IndexedSlices:
@@ -111,8 +118,9 @@ def _allreduce_slices(
             "allreduce of tf.IndexedSlices does not support prescale_factor and postscale_factor; convert it to a "
             "dense tensor with tf.convert_to_tensor."
         )
-    # The sizes of the whole tensor, as far as they are known while a graph is built.
-    layout = f"tf.IndexedSlices of {slices.dtype.name} {slices.shape} ({NAMES[call.reduce_op]})"
+    layout = (
+        f"tf.IndexedSlices of {slices.dtype.name} {_dense_shape(slices)} ({NAMES[call.reduce_op]})"
+    )
     gathering = Call(process_set=call.process_set, layout=layout)
 
     def gather(tensor: tf.Tensor, suffix: str) -> tf.Tensor:

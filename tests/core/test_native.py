@@ -191,7 +191,7 @@ def test_wrong_argument_types_raise_type_errors(engine, tensors):
         ((ALLREDUCE, FLOAT32), {}, "'tensors' is missing"),
         ((ALLREDUCE, FLOAT32, []), {"dtype": FLOAT32}, "'dtype' is given twice"),
         ((ALLREDUCE, FLOAT32, []), {"keep": False}, "unexpected keyword argument 'keep'"),
-        ((ALLREDUCE, FLOAT32, [], *[None] * 12), {}, "at most 14 arguments"),
+        ((ALLREDUCE, FLOAT32, [], *[None] * 13), {}, "at most 15 arguments"),
         ((ALLREDUCE, 2**40, []), {}, "does not fit in 32 bits"),
         ((ALLREDUCE, 1.5, []), {}, "float"),
         ((ALLREDUCE, FLOAT32, [], b"x"), {}, "name must be a str"),

@@ -128,7 +128,7 @@ def _end_java(context: Any) -> None:
     context._gateway = context._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()  # it ends at the end of its input
-    gateway.proc.wait(scaled(90))  # it may write an archive
+    gateway.proc.wait(scaled(300))  # it may write an archive
 
 
 @pytest.fixture(scope="module")

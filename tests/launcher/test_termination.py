@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import psutil
 import pytest
 
 from horoplug.runner import agent as agent_module
 from horoplug.runner.agent_connection import MAX_FRAME, AgentConnection, LostError
+from horoplug.runner.agent_source import agent_source
 from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
 from horoplug.runner.hosts import Placement
 from horoplug.runner.remote import Ssh
@@ -573,10 +573,10 @@ def test_output_of_ending_ranks_is_complete(run):
 
 def test_agent_without_a_launcher_ends():
     """The launcher's host may vanish between the login and the first command, while sshd keeps the connection open."""
-    source = Path(agent_module.__file__).read_text()
-    first = "_FIRST_SILENCE_SECONDS = 60.0\n"
+    source = agent_source().decode()
+    first = "_FIRST_SILENCE_SECONDS = 60.0"
     assert first in source
-    hurried = source.replace(first, "_FIRST_SILENCE_SECONDS = 0.2\n")
+    hurried = source.replace(first, "_FIRST_SILENCE_SECONDS = 0.2")
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", hurried],
         stdin=subprocess.PIPE,
