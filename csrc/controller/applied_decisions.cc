@@ -70,6 +70,7 @@ void AppliedDecisions::add_end(DecisionItem::Kind kind, const Status& status, in
   decision.kind = kind;
   decision.rank = rank;
   decision.status = status;
+  fails_all_ |= kind == DecisionItem::Kind::kFailAll;
 }
 
 void AppliedDecisions::add_plan_batch(const Plan& plan) {

@@ -59,7 +59,12 @@ class AppliedDecisions {
   // The plan of this epoch has ended or is paused after batch `last`.
   void add_plan_stop(DecisionItem::Kind kind, std::uint32_t epoch, std::uint64_t last);
 
-  std::vector<Decision> take() { return std::exchange(decisions_, {}); }
+  std::vector<Decision> take() {
+    fails_all_ = false;
+    return std::exchange(decisions_, {});
+  }
+  // Whether take() will return a kFailAll.
+  bool fails_all() const { return fails_all_; }
 
  private:
   void advance(std::uint64_t number);
@@ -71,6 +76,7 @@ class AppliedDecisions {
   PlanLearner& learner_;
   std::uint64_t last_batch_ = 0;
   std::vector<Decision> decisions_;
+  bool fails_all_ = false;
 };
 
 }  // namespace horoplug

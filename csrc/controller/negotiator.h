@@ -108,6 +108,8 @@ class Negotiator {
 
   std::vector<Outgoing> take_outgoing() { return node_.take_outgoing(); }
   std::vector<Decision> take_decisions() { return decisions_.take(); }
+  // Whether these say that everything fails that was submitted before them.
+  bool fails_all() const { return decisions_.fails_all(); }
 
   std::vector<Trial> take_trials() { return coordinator_.take_trials(); }
 

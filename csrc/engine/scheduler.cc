@@ -6,12 +6,19 @@
 #include <utility>
 
 #include "base/time.h"
+#include "base/wire.h"
 #include "controller/messages/messages.h"
 #include "engine/operations/submission.h"
 
 namespace horoplug {
 
 void Scheduler::accept(const OperationPtr& operation) {
+  // The failure of everything that was submitted before comes first.
+  for (const auto& [id, other] : parts_.registry.sets()) {
+    if (!other->negotiator.fails_all()) continue;
+    negotiate();
+    break;
+  }
   ProcessSet* const set = parts_.registry.find(operation->members->set);
   operation->pending_since = parts_.activity.last_event = steady_now();
   if (set == nullptr) {
@@ -86,9 +93,7 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
       parts_.completion.end(take_operations(set, decision), decision.status);
       break;
     case DecisionItem::Kind::kFailAll:
-      parts_.submissions.restart_numbering(set.members->set);
-      parts_.completion.end(set.take_pending(), decision.status);
-      parts_.point_to_point.fail(set.members->set, decision.status);
+      fail_all(set, decision.status);
       break;
     case DecisionItem::Kind::kUninstallPlan:
       ++parts_.counters.broken_plans;
@@ -105,6 +110,23 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
       close(set, decision);
       break;
   }
+}
+
+// Ranks wait for each other. An operation that this rank has not reported was submitted after the
+// search: the rank waited in another set or group, where it has learned of the deadlock first. That
+// operation begins again, as if it had been submitted after this decision, as it is on other ranks.
+void Scheduler::fail_all(ProcessSet& set, const Status& status) {
+  std::vector<OperationPtr> pending = set.take_pending();
+  const auto is_reported = [](const OperationPtr& operation) {
+    return operation->reported || operation->handle == 0;
+  };
+  const auto later = std::stable_partition(pending.begin(), pending.end(), is_reported);
+  const std::vector<OperationPtr> again(later, pending.end());
+  pending.erase(later, pending.end());
+  parts_.tracing.ended(again, {});
+  parts_.submissions.begin_again(set.members->set, again);
+  parts_.completion.end(pending, status);
+  parts_.point_to_point.fail(set.members->set, status);
 }
 
 // The set was removed, or a rank has left.
@@ -145,6 +167,7 @@ std::vector<OperationPtr> Scheduler::take_operations(ProcessSet& set,
       continue;
     }
     const auto found = set.pending.find(name);
+    if (found == set.pending.end()) throw WireError("a decision about '" + name + "', which ended");
     found->second->decided = true;
     operations.push_back(std::move(found->second));
     set.pending.erase(found);

@@ -59,6 +59,7 @@ class Scheduler {
 
  private:
   void apply(ProcessSet& set, Negotiator::Decision& decision);
+  void fail_all(ProcessSet& set, const Status& status);
   void close(ProcessSet& set, const Negotiator::Decision& decision);
   void close_other_sets(int leaver);
   std::vector<OperationPtr> take_operations(ProcessSet& set, const Negotiator::Decision& decision);

@@ -78,10 +78,10 @@ def test_horovods_names_of_ray_exist():
     code = """
 import horoplug.compat
 horoplug.compat.install()
-from horoplug.compat.attributes import names_of, refusal
-from horoplug.compat.names import MODULES
-modules = [module for module in MODULES if module.startswith("horovod.ray")]
-names = [(module, name) for module in modules for name in names_of(module) if refusal(module, name) is None]
+from horoplug.compat.attributes import lacking_in
+from horoplug.compat.surface import OWN
+modules = [module for module in OWN if module.startswith("horovod.ray")]
+names = [(module, name) for module in modules for name in {*OWN[module].split()} - {*lacking_in(module)}]
 assert len(names) > 15
 for module, name in names:
     exec(f"from {module} import {name}")

@@ -148,13 +148,18 @@ std::vector<CallerThreads::State> HandleTable::threads(double now, double least)
   return threads_.states(now, least);
 }
 
-std::vector<OperationPtr> HandleTable::pending() const {
+std::vector<std::pair<OperationPtr, std::string>> HandleTable::pending() const {
   std::lock_guard lock(mutex_);
-  std::vector<OperationPtr> pending;
+  std::vector<std::pair<OperationPtr, std::string>> pending;
   for (const auto& [handle, operation] : operations_) {
-    if (!operation->done) pending.push_back(operation);
+    if (!operation->done) pending.emplace_back(operation, operation->name);
   }
   return pending;
+}
+
+void HandleTable::rename(Operation& operation, std::string name) {
+  std::lock_guard lock(mutex_);
+  operation.name = std::move(name);
 }
 
 HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, double timeout) : table_(table) {

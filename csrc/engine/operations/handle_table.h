@@ -5,7 +5,9 @@
 #include <atomic>
 #include <mutex>
 #include <span>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/operations/caller_threads.h"
@@ -73,8 +75,10 @@ class HandleTable {
   int busy_threads(double now, double least = 0) const;
   // What is known of the threads; see CallerThreads.
   std::vector<CallerThreads::State> threads(double now, double least) const;
-  // The operations that have not ended.
-  std::vector<OperationPtr> pending() const;
+  // The operations that have not ended, with their names, which rename() may change.
+  std::vector<std::pair<OperationPtr, std::string>> pending() const;
+  // Gives an operation another name. Only the thread that runs the loop reads it without a lock.
+  void rename(Operation& operation, std::string name);
   // When an operation was submitted or ended for the last time; 0: never.
   double last_event() const { return last_event_.load(std::memory_order_relaxed); }
   // Whether a thread sleeps in a Wait.

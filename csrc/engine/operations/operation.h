@@ -80,6 +80,9 @@ struct Operation {
 
   // All ranks have submitted it, so that it runs, or is about to.
   std::atomic<bool> decided{false};
+  // A report for a search for deadlocks has named it.
+  std::atomic<bool> reported{false};
+  bool is_numbered = false;  // the queue of submissions has given it its name
 
   // Set when all of the above is written.
   std::atomic<bool> done{false};

@@ -1,5 +1,7 @@
 #include "engine/operations/submission_queue.h"
 
+#include <algorithm>
+
 #include "base/time.h"
 
 namespace horoplug {
@@ -63,6 +65,12 @@ double SubmissionQueue::active_seconds() const {
   return active_seconds_ + (in_flight_.empty() ? 0 : steady_now() - active_since_);
 }
 
+std::string SubmissionQueue::next_name(const Operation& operation) {
+  const OpKind kind = operation.signature.op;
+  const std::uint64_t number = ++unnamed_[{operation.members->set, kind}];
+  return std::string(op_kind_name(kind)) + ".noname." + std::to_string(number);
+}
+
 // Under the lock. Throws Error if the operation cannot be submitted now.
 void SubmissionQueue::admit(const OperationPtr& operation) {
   const auto refuse = [&](hp_status code, const std::string& why) {
@@ -81,8 +89,8 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
            "this rank has joined, and waits until every rank has called join()");
   }
   if (operation->name.empty()) {
-    operation->name =
-        std::string(op_kind_name(kind)) + ".noname." + std::to_string(++unnamed_[{number, kind}]);
+    operation->name = next_name(*operation);
+    operation->is_numbered = true;
   }
   if (!in_flight_.insert(operation->key()).second) {
     throw Error(HP_DUPLICATE_NAME,
@@ -177,13 +185,30 @@ void SubmissionQueue::forget(std::span<const OperationPtr> operations) {
   if (were_in_flight && in_flight_.empty()) active_seconds_ += steady_now() - active_since_;
 }
 
-void SubmissionQueue::restart_numbering(std::uint32_t set) {
+void SubmissionQueue::begin_again(std::uint32_t set, std::vector<OperationPtr> later) {
   std::lock_guard lock(mutex_);
   restart_numbering_locked(set);
+  const auto by_submission = [](const auto& a, const auto& b) { return a->handle < b->handle; };
+  std::sort(later.begin(), later.end(), by_submission);
+  queue_.insert(queue_.begin(), later.begin(), later.end());
+  std::vector<OperationPtr> renamed;
+  for (const OperationPtr& operation : queue_) {
+    const bool counts = operation->is_numbered && !is_point_to_point(operation->signature.op);
+    if (counts && operation->members->set == set) renamed.push_back(operation);
+  }
+  for (const OperationPtr& operation : renamed) in_flight_.erase(operation->key());
+  for (const OperationPtr& operation : renamed) {
+    handles_.rename(*operation, next_name(*operation));
+    in_flight_.insert(operation->key());
+  }
+  if (!later.empty()) requests_waiting_.store(true);
 }
 
+// Sends and recvs are not matched by their names, and may go on under them.
 void SubmissionQueue::restart_numbering_locked(std::uint32_t set) {
-  std::erase_if(unnamed_, [&](const auto& entry) { return entry.first.first == set; });
+  std::erase_if(unnamed_, [&](const auto& entry) {
+    return entry.first.first == set && !is_point_to_point(entry.first.second);
+  });
 }
 
 std::vector<OperationPtr> SubmissionQueue::drain() {

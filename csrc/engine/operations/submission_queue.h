@@ -84,8 +84,11 @@ class SubmissionQueue {
 
   // Operations have ended; their names may be used again.
   void forget(std::span<const OperationPtr> operations);
-  // Ranks may have counted operations without a name differently on this set; they begin again.
-  void restart_numbering(std::uint32_t set);
+  // All collective operations of this set have failed, on all ranks, except those that were
+  // submitted later: the numbering of operations without a name, which may have been counted
+  // differently on the ranks, begins again with these. Queues `later` before all others; it has
+  // been taken from the queue before.
+  void begin_again(std::uint32_t set, std::vector<OperationPtr> later);
   // Takes everything that has not been taken. The queue is closed.
   std::vector<OperationPtr> drain();
 
@@ -96,6 +99,7 @@ class SubmissionQueue {
   };
 
   void admit(const OperationPtr& operation);
+  std::string next_name(const Operation& operation);
   bool has_enough();
   void restart_numbering_locked(std::uint32_t set);
 

@@ -185,6 +185,7 @@ RankReport StallInspector::report_of_this_rank(double now) {
     report.executing |= !set->executor.idle();
     for (const auto& [name, operation] : set->pending) {
       if (operation->handle == 0) continue;
+      operation->reported = true;
       report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*set, *operation)),
                                 handles_.awaited(*operation, now),
                                 operation->signature.op == OpKind::kJoin, -1});
@@ -206,13 +207,14 @@ RankReport StallInspector::report_of_this_rank(double now) {
 // that may submit.
 void StallInspector::add_group(const AttachedGroup& group, double now, RankReport& report) const {
   const auto here = [&](int rank) { return group.ranks.at(static_cast<std::size_t>(rank)); };
-  for (const OperationPtr& operation : group.handles->pending()) {
+  for (const auto& [operation, name] : group.handles->pending()) {
     const OpKind kind = operation->signature.op;
     // Who has joined is not known here.
     report.executing |= kind == OpKind::kJoin || operation->decided;
     if (operation->decided) continue;
+    operation->reported = true;
     RankReport::Pending pending{.set = operation->members->set,
-                                .name = operation->name,
+                                .name = name,
                                 .age = std::fmax(0, now - operation->submitted_at),
                                 .waited = group.handles->awaited(*operation, now),
                                 .group = group.name};

@@ -45,7 +45,7 @@ TEST_CASE("operations without a name are numbered by kind, and again from one on
   CHECK(name_of(OpKind::kAllreduce) == "allreduce.noname.2");
   CHECK(name_of(OpKind::kBroadcast) == "broadcast.noname.1");
   for (const OperationPtr& operation : queue.take()) queue.finish(operation);
-  queue.submissions.restart_numbering(0);
+  queue.submissions.begin_again(0, {});
   CHECK(name_of(OpKind::kAllreduce) == "allreduce.noname.1");
 }
 
