@@ -79,8 +79,9 @@ def check_refusals():
     refused(TypeError, "average= takes True or False", lambda: hvd.allreduce(x, x))
     refused(ValueError, "one integer for each rank", lambda: hvd.alltoall(x, splits=[[1], []]))
     for call in (hvd.synchronize, hvd.poll):
-        for wrong in (None, x, [0]):
+        for wrong in ("1", x, [0]):
             refused(TypeError, "takes a handle", lambda c=call, w=wrong: c(w))
+    assert hvd.synchronize(None) is None  # as in Horovod: of an operation that was not submitted
     refused(TypeError, "takes a ProcessSet", lambda: hvd.remove_process_set([0]))
     refused(ValueError, "ranks as integers", lambda: hvd.ProcessSet(hidden))
     # The job still works.
