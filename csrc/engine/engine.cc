@@ -331,6 +331,7 @@ bool Engine::step() {
 }
 
 bool Engine::take_requests() {
+  if (submissions_.holds_any()) scheduler_.apply_failures();
   auto requests = submissions_.take(lifecycle_.starting());
   if (!requests) return false;
   if (requests->leave) lifecycle_.request_leave();

@@ -12,13 +12,13 @@
 
 namespace horoplug {
 
+void Scheduler::apply_failures() {
+  const auto fails = [](const auto& entry) { return entry.second->negotiator.fails_all(); };
+  const auto& sets = parts_.registry.sets();
+  if (std::any_of(sets.begin(), sets.end(), fails)) negotiate();
+}
+
 void Scheduler::accept(const OperationPtr& operation) {
-  // The failure of everything that was submitted before comes first.
-  for (const auto& [id, other] : parts_.registry.sets()) {
-    if (!other->negotiator.fails_all()) continue;
-    negotiate();
-    break;
-  }
   ProcessSet* const set = parts_.registry.find(operation->members->set);
   operation->pending_since = parts_.activity.last_event = steady_now();
   if (set == nullptr) {

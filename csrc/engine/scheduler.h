@@ -42,6 +42,9 @@ class Scheduler {
   Scheduler(Parts parts, std::function<void(std::uint32_t set)> on_new_set)
       : parts_(parts), on_new_set_(std::move(on_new_set)) {}
 
+  // Before operations are taken from the submission queue: what has failed with everything that
+  // was submitted before them fails without them, and their numbers follow from that.
+  void apply_failures();
   // An operation has come from the submission queue.
   void accept(const OperationPtr& operation);
   // These return whether they have done anything.

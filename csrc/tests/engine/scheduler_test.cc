@@ -27,6 +27,7 @@ struct Rank {
   }
   // What the loop does with the submissions.
   void take() {
+    scheduler.apply_failures();
     if (auto requests = parts.submissions.take(false)) {
       for (const OperationPtr& operation : requests->operations) scheduler.accept(operation);
     }
@@ -99,12 +100,18 @@ TEST_CASE("an operation that was submitted after a search does not fail with its
 TEST_CASE("an operation that the loop takes together with a failure of the set goes on") {
   const auto ranks = make_parts(2);
   Rank rank(*ranks[1]);
+  const OperationPtr waiting = rank.submit("");
+  rank.take();
+  waiting->reported = true;
   rank.receive_failure();
-  const OperationPtr later = rank.submit("later");
+  const OperationPtr later = rank.submit("");
   rank.take();
   rank.scheduler.negotiate();
+  CHECK(rank.parts.handles.poll(waiting->handle).code == HP_DEADLOCK);
   CHECK(rank.is_pending(later));
-  CHECK(rank.parts.registry.global().pending.contains("later"));
+  // Other ranks count from one after the failure.
+  CHECK(later->name == "allreduce.noname.1");
+  CHECK(rank.parts.registry.global().pending.contains(later->name));
   // A second failure of the same kind, which has been under way meanwhile.
   rank.receive_failure();
   rank.scheduler.negotiate();
