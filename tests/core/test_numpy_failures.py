@@ -14,7 +14,7 @@ import horoplug as hvd
 from horoplug.rendezvous.connections.host_hub import HubLoop
 from tests.harness.checks.errors import internal
 from tests.harness.limits import scaled
-from tests.harness.support import Ranks, ranks_fixture, seed, wait_until_stopped
+from tests.harness.support import ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]
 
@@ -250,12 +250,7 @@ def test_rank_stopped_while_its_host_connects_is_named(pool, victim):
     env = {"HOROVOD_START_TIMEOUT": str(limit)}
     with pool.ranks(6, hosts="aaabbb", env=env, init=False) as job:
         job.start(stop_while_the_host_connects, victim)
-        stopped = job.workers[victim]
-        try:
-            wait_until_stopped(stopped.process.pid)
-            outcomes = Ranks([w for w in job.workers if w is not stopped]).collect()
-        finally:
-            stopped.kill()
+        outcomes, _ = job.collect_beside_stopped(victim)
         for outcome in outcomes:
             assert outcome.kind in ("MissingRanksError", "PeerLostError"), outcome
             (ranks,) = re.findall(

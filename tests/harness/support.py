@@ -229,6 +229,21 @@ class Ranks:
                 outcomes[rank] = self.workers[rank].receive()
         return [outcomes[rank] for rank in range(self.size)]
 
+    def collect_beside_stopped(
+        self, rank: int, timeout: float = TIMEOUT
+    ) -> tuple[list[Outcome], float]:
+        """The outcomes on all other ranks when this one stops itself by SIGSTOP, and the seconds from then on until the
+        last of them ended. Kills the stopped process."""
+        stopped = self.workers[rank]
+        try:
+            wait_until_stopped(stopped.process.pid)
+            began = time.monotonic()
+            others = Ranks([worker for worker in self.workers if worker is not stopped])
+            outcomes = others.collect(timeout)
+            return outcomes, time.monotonic() - began
+        finally:
+            stopped.kill()
+
     def kill(self, rank: int) -> None:
         """kill -9."""
         self.workers[rank].process.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tests.harness.mismatched_calls import OTHERS, PAIRS, WAYS, is_named, mismatched
 from tests.harness.process_groups import begin, end, new_file
-from tests.harness.support import Pool, Ranks, seed, wait_until_stopped
+from tests.harness.support import Pool, Ranks, seed
 
 SECONDS = float(os.environ.get("HOROPLUG_SOAK_SECONDS", "60"))
 LIMIT = 300.0  # seconds for a part of a job
@@ -61,7 +61,9 @@ def until_failure(way: str, seconds: float, victim: int, fault: int) -> str:
         while True:
             wait("barrier")
     except RuntimeError as error:
-        return str(error)
+        text = str(error)
+    end()  # the process runs further jobs
+    return text
 
 
 def end_by_fault(ranks: Ranks, draw: random.Random) -> str:
@@ -71,16 +73,8 @@ def end_by_fault(ranks: Ranks, draw: random.Random) -> str:
     # A thread that does not fail is an error of this way; FSDP 2 leaves threads of its own when it fails.
     way = draw.choice([way for way in WAYS if way not in ("joined thread", "FSDP 2")])
     ranks.start(until_failure, way, idle, victim, fault)
-    loser = ranks.workers[victim]
     if fault == signal.SIGSTOP:
-        others = Ranks([worker for worker in ranks.workers if worker is not loser])
-        try:
-            wait_until_stopped(loser.process.pid)
-            began = time.monotonic()
-            outcomes = others.collect(LIMIT)
-            took = time.monotonic() - began
-        finally:
-            loser.kill()
+        outcomes, took = ranks.collect_beside_stopped(victim, LIMIT)
         assert took < GROUP_TIMEOUT + LATENESS, f"{way} after {idle:g} s: {took:.1f} s"
     else:
         outcomes = ranks.collect(LIMIT)

@@ -17,7 +17,7 @@ import pytest
 
 import horoplug as hvd
 from tests.harness.mpi_jobs import find, no_files_of_mpi
-from tests.harness.support import Pool, Ranks, process_memory, seed, wait_until_stopped
+from tests.harness.support import Pool, Ranks, process_memory, seed
 from tests.soak import mpi
 from tests.soak.frameworks import JOBS, prepare
 from tests.soak.leaks import excess
@@ -136,20 +136,11 @@ class Soak:
         assert fault
         with self.described(episode):
             ranks.start(run_episode, episode)
-            victim = ranks.workers[fault.victim]
             if fault.kind == "stop":
-                others = Ranks([worker for worker in ranks.workers if worker is not victim])
-                try:
-                    wait_until_stopped(victim.process.pid)
-                    began = time.monotonic()
-                    outcomes = others.collect(LIMIT)
-                    took = time.monotonic() - began
-                    # Idle time before must not count.
-                    assert took < limit + LATENESS, (
-                        f"named after {took:.1f} s, with a limit of {limit:g} s"
-                    )
-                finally:
-                    victim.kill()
+                outcomes, took = ranks.collect_beside_stopped(fault.victim, LIMIT)
+                # Idle time before must not count.
+                text = f"named after {took:.1f} s, with a limit of {limit:g} s"
+                assert took < limit + LATENESS, text
             else:
                 outcomes = ranks.collect(LIMIT)
                 outcome = outcomes.pop(fault.victim)
