@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -60,7 +60,9 @@ class Actors:
         self._function = function
         self._executable = executable
         self._queue = queue
-        self._threads = ThreadPoolExecutor(4, "horoplug-ray-ends")
+        # As many threads as there may be ends at once: an end waits for many seconds if a node does not answer, and a
+        # start must not wait for that.
+        self._threads = ThreadPoolExecutor(32, "horoplug-ray-actors")
         self._lock = threading.Lock()
         self._live: dict[int, _Process] = {}
         self.results: dict[int, Any] = {}
@@ -91,14 +93,12 @@ class Actors:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         }
         actor = ray.remote(BaseHorovodWorker).options(**options).remote(start.slot)
+        identity = actor.process.remote()
         with self._lock:
-            self._live[start.process] = _Process(start.host, node, actor, actor.process.remote())
-        # Calls of an actor run in order, and those after a failed one as well: waiting for the last one is enough.
-        actor.enter_job.remote(variables)
-        if self._queue is not None:
-            actor.set_queue.remote(self._queue)
-        reference = actor.attempt_elastic.remote(self._function, self._executable)
-        reference.future().add_done_callback(lambda future: self._notice(start.process, future))
+            self._live[start.process] = _Process(start.host, node, actor, identity)
+        identity.future().add_done_callback(
+            lambda future: self._submit(self._begin, start.process, variables, future)
+        )
 
     def kill(self, process: int) -> None:
         with self._lock:
@@ -112,8 +112,7 @@ class Actors:
             self.job.ended(process, 137, "was killed, because it did not answer")
             self._forget(process)
 
-        with contextlib.suppress(RuntimeError):  # closed
-            self._threads.submit(end)
+        self._submit(end)
 
     def hosts_changed(self) -> None:
         """Nodes that have left the cluster are lost, whatever the discovery says."""
@@ -133,14 +132,33 @@ class Actors:
         self.said.append(text)
         _log.warning("elastic: %s", text)
 
-    # ---- ends of actors ----------------------------------------------------------------------------------------------
+    # ---- calls of actors, and their ends -----------------------------------------------------------------------------
 
-    def _notice(self, process: int, future: Any) -> None:
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in a thread of this object, unless that is closed: Ray's own threads, which call back, must
+        not wait for Ray."""
         with contextlib.suppress(RuntimeError):  # closed
-            self._threads.submit(self._ended, process, future)
+            self._threads.submit(function, *arguments)
+
+    def _begin(self, process: int, variables: Mapping[str, str], identity: Any) -> None:
+        """The identity of an actor's process has come. The function of the job begins only now, because
+        :func:`end_actors` could not end a process that it does not know, and a stopped process does not answer."""
+        if identity.exception() is not None:
+            self._ended(process, identity)
+            return
+        with self._lock:
+            found = self._live.get(process)
+            if found is None or found.killed:
+                return
+            # Calls of an actor run in order, and those after a failed one as well: waiting for the last one is enough.
+            found.actor.enter_job.remote(variables)
+            if self._queue is not None:
+                found.actor.set_queue.remote(self._queue)
+            result = found.actor.attempt_elastic.remote(self._function, self._executable)
+        result.future().add_done_callback(lambda future: self._submit(self._ended, process, future))
 
     def _ended(self, process: int, future: Any) -> None:
-        """The call of an actor has ended. Called in a thread of this object: those of Ray must not wait for Ray."""
+        """The last call of an actor has ended."""
         with self._lock:
             found = self._live.get(process)
         if found is None or found.killed:
