@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from horoplug._keras.options import KerasReduction, ReductionOptions
+from horoplug.base.alias import public_name
 from horoplug.common.context import context
+from horoplug.common.keras_updates import change_class
 
 
 class Distribution:
@@ -101,6 +103,13 @@ class Distribution:
                 "the optimizer has applied accumulated gradients without calling `_clip_gradients` before, in which "
                 "DistributedOptimizer reduces them; use it without gradient_accumulation_steps."
             )
+
+
+def make_distributed(optimizer: Any, mixin: type, distribution: Distribution) -> Any:
+    """Give an optimizer the methods of ``mixin``, which use ``distribution``. Under ``--compat``, "horovod" is in the
+    name of its type, by which programs see whether an optimizer is distributed."""
+    module = public_name("horoplug._keras")
+    return change_class(optimizer, mixin, __module__=module, _horoplug=distribution)
 
 
 def is_distributed(optimizer: Any) -> bool:

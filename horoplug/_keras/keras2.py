@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from horoplug._keras.backends import tensorflow as backend
-from horoplug._keras.distribution import Distribution
+from horoplug._keras.distribution import Distribution, make_distributed
 from horoplug._keras.options import ReductionOptions
-from horoplug.common.keras_updates import change_class, updating
+from horoplug.common.keras_updates import updating
 from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper as Helper
 
 
@@ -41,7 +41,7 @@ def distribute(
 ) -> Any:
     """Make an optimizer of Keras 2 a distributed one; see :func:`horoplug._keras.keras3.distribute`."""
     distribution = Distribution(backend, options, passes, 1)
-    made = change_class(optimizer, _DistributedMixin, _horoplug=distribution)
+    made = make_distributed(optimizer, _DistributedMixin, distribution)
     type(made)._aggregation = Helper(
         passes,
         distribution.reduce,

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from horoplug._keras import backends
-from horoplug._keras.distribution import Distribution, is_distributed
+from horoplug._keras.distribution import Distribution, is_distributed, make_distributed
 from horoplug._keras.jit import compile_where_possible
 from horoplug._keras.options import ReductionOptions
-from horoplug.common.keras_updates import change_class, updating
+from horoplug.common.keras_updates import updating
 
 
 class _DistributedMixin:
@@ -108,7 +108,7 @@ def distribute(
         _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
         factor = 1 if average_aggregated else passes  # Keras divides the accumulated gradients
     distribution = Distribution(backend, options, passes, factor)
-    return change_class(optimizer, _DistributedMixin, _horoplug=distribution)
+    return make_distributed(optimizer, _DistributedMixin, distribution)
 
 
 def _make_ranks_agree(kind: Any) -> None:

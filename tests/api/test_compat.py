@@ -156,6 +156,27 @@ for op in hvd.Average, hvd.Adasum:
     assert plain == ["False Adam", "False Adam"]
 
 
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+def test_type_of_a_keras_optimizer_names_horovod(keras):
+    """``__class__``, which Keras saves, stays its own: a file can be loaded without horoplug."""
+    text = """
+import {keras} as keras
+import {package}.{module} as hvd
+hvd.init()
+plain, optimizer = (keras.optimizers.Adam(name="a") for _ in range(2))
+optimizer = hvd.DistributedOptimizer(optimizer)
+print("horovod" in str(type(optimizer)), type(optimizer).__name__)
+print(keras.optimizers.serialize(optimizer) == keras.optimizers.serialize(plain))
+"""
+    module = {"keras": "keras", "tf_keras": "tensorflow.keras"}[keras]
+    variables = {"TF_USE_LEGACY_KERAS": "1"} if keras == "tf_keras" else {}
+    for package, names in ("horovod", True), ("horoplug", False):
+        code = text.format(keras=keras, package=package, module=module)
+        lead = COMPAT if names else []
+        done = python(*lead, "-c", code, env=environment() | variables)
+        assert done.stdout.splitlines() == [f"{names} Adam", "True"], done.stderr
+
+
 # ---- install() -------------------------------------------------------------------------------------------------------
 
 

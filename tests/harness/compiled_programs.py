@@ -1,7 +1,7 @@
 """Programs of ``torch.distributed`` under torch.compile, on the default group.
 
 Each one takes a function that compiles a module or a function, and returns tensors that do not depend on it: those of
-the program without a compiler are the reference."""
+the program without a compiler are the reference. They run with PyTorch 2.4 and newer."""
 
 import copy
 from collections.abc import Callable
@@ -10,10 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+except ImportError:  # PyTorch 2.4
+    from torch.distributed._tensor import Replicate, Shard, distribute_tensor
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before PyTorch 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 STEPS = 4  # DDP makes its buckets anew after the first step, and the core installs a plan
 Compile = Callable[[Any], Any]
@@ -60,7 +69,7 @@ def fsdp1(compile: Compile) -> list[torch.Tensor]:
 
 
 def fsdp2(compile: Compile) -> list[torch.Tensor]:
-    module, mesh = model(), dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    module, mesh = model(), init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (module[0], module[2], module[4], module):
         fully_shard(layer, mesh=mesh)
     train(module, compile)
@@ -69,7 +78,7 @@ def fsdp2(compile: Compile) -> list[torch.Tensor]:
 
 def dtensor(compile: Compile) -> list[torch.Tensor]:
     size = dist.get_world_size()
-    mesh = dist.init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh("cpu", (size,))
     generator = torch.Generator().manual_seed(7)
     left = torch.randn(4, 2 * size, generator=generator)
     right = torch.randn(2 * size, 3, generator=generator)
@@ -95,7 +104,11 @@ def pipeline(compile: Compile) -> list[torch.Tensor]:
     torch.manual_seed(5)
     layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(size)]
     layer, batch, target = copy.deepcopy(layers[rank]), torch.randn(8, 4), torch.randn(8, 4)
-    stage = PipelineStage(compile(layer), rank, size, torch.device("cpu"))
+    arguments = (compile(layer), rank, size, torch.device("cpu"))
+    try:
+        stage = PipelineStage(*arguments)
+    except TypeError:  # PyTorch 2.4 wants to know the shape of a microbatch
+        stage = PipelineStage(*arguments, input_args=batch[:2])
     schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     losses: list[torch.Tensor] = []
     for _ in range(2):

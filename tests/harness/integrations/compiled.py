@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import horoplug.torch  # noqa: F401  PyTorch 2.4 does not do so for init_process_group("horoplug")
 from tests.harness import compiled_programs
 
 folder, backend, *names = sys.argv[1:]
