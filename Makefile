@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
+.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
 	@echo "make test-upstream-examples HOROVOD=/path/to/clone   Horovod's own examples, unedited"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
+	@echo "make test-torch TORCH=2.4.1   tests of torch.distributed and torch.compile with another version of PyTorch"
 	@echo "make test-integrations   tests with Lightning, Accelerate, Transformers and torch.compile, and of torchrun's restarts"
 	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
@@ -244,6 +245,18 @@ test-upstream-examples: build .venv/.tensorflow
 # What repeats tests of make test with further versions and backends of frameworks.
 test-matrix: build environments .venv-oldest/.installed build/mpi/abi/.installed
 	@$(ACTIVATE) python -m pytest -m matrix $(PYTEST_ARGS)
+
+# The programs of torch.compile, and the tests of torch.distributed, with another version of PyTorch. PyPI's are built for
+# CUDA: a gigabyte to download, and two more on the disk.
+TORCH ?= 2.4.1
+OTHER_TORCH = build/torch/$(TORCH)
+build/torch/%/.installed: scripts/other_pytorch.py .venv/.dev build/.system-test
+	@rm -rf build/torch/$*
+	@$(BIN)/python scripts/other_pytorch.py $* build/torch/$*
+	@touch $@
+test-torch: build $(OTHER_TORCH)/.installed
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OTHER_TORCH)/python" LD_LIBRARY_PATH="$(CURDIR)/$(OTHER_TORCH)/libraries" \
+	  python -m pytest -o python_files='test_*.py torch_compile.py' tests/torch/c10d tests/integrations/torch_compile.py $(PYTEST_ARGS)
 
 # Files that make test does not collect, because of their names. The tests of mpirun also need make mpi.
 test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed $(TORCHFT)/.installed

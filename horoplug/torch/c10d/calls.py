@@ -14,7 +14,7 @@ from horoplug.torch import streams
 from horoplug.torch.adapter import TorchAdapter
 from horoplug.torch.c10d import profiling
 from horoplug.torch.c10d.group import Group
-from horoplug.torch.c10d.operations import Submitted
+from horoplug.torch.c10d.operations import PYTORCH, Submitted
 from horoplug.torch.c10d.reductions import SUM, Reduction
 from horoplug.torch.c10d.work import Work
 from horoplug.torch.plain import is_plain
@@ -28,6 +28,9 @@ class _Adapter(TorchAdapter):
 
 
 ADAPTER = _Adapter()
+
+# Before 2.8, torch.distributed calls wait() of what a blocking call returns.
+_TAKES_NONE = PYTORCH >= (2, 8)
 
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
 _CONCATENATING = (Op.ALLGATHER, Op.GATHER)
@@ -282,7 +285,7 @@ class Calls(Group):
 
     def _is_blocking(self, opts: Any) -> bool:
         """Whether the caller of the operation waits for its end and needs no ``Work``."""
-        return not getattr(opts, "asyncOp", True) and self._coalesced is None
+        return _TAKES_NONE and not getattr(opts, "asyncOp", True) and self._coalesced is None
 
     def gather_rows(
         self,

@@ -22,6 +22,7 @@ from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
 from horoplug.torch.c10d.terms import in_its_terms
 
+PYTORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
 _LOOKS = 0.25  # seconds between two looks at the threads that wait for futures
 _FIRST_LOOKS = 20  # after the last operation, before the thread of futures sleeps without a limit
@@ -30,7 +31,7 @@ _CLOSE_SECONDS = 30.0  # limit for the callbacks of futures to end once the grou
 _NAMES_IN_CALLBACKS = 1024  # for operations in flight; the core remembers names
 # Before 2.7, PyTorch's C++ code keeps the C++ part of a Work only. If the object in Python is gone, its wait() there
 # waits for ever. So works are kept until wait() is called, but no more of them than this.
-_KEPT_WORKS = 256 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7) else 0
+_KEPT_WORKS = 256 if PYTORCH < (2, 7) else 0
 
 
 class Submitted(NamedTuple):

@@ -169,11 +169,14 @@ class DistributedSamplerStateHandler(_DictHandler):
         sampler.set_epoch(epoch)
 
 
+# Before PyTorch 2.3, there is only that of CUDA, which derives from the general one since.
+_GradScaler: type = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+
 _handler_registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
-    (torch.amp.GradScaler, GradScalerStateHandler),
+    (_GradScaler, GradScalerStateHandler),
     (torch.Generator, GeneratorStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (DistributedSampler, DistributedSamplerStateHandler),
