@@ -12,6 +12,7 @@ _POOLS = {
     "c10d": Pool(
         modules=[
             "torch",
+            "torch._dynamo",  # which DDP imports in its first use
             "torch.distributed.fsdp",
             "torch.distributed.tensor",
             "horoplug.torch.c10d",

@@ -8,10 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-
-# DDP imports it in its first use. That takes many seconds on a busy machine, in which a rank that has it already
-# waits for the others, up to the limit of the group.
-import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

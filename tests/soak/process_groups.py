@@ -32,7 +32,8 @@ LONG_IDLE = 30.0
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    pool = Pool()
+    # DDP imports torch._dynamo in its first use, which takes many seconds on a busy machine.
+    pool = Pool(modules=["torch", "torch._dynamo", "horoplug.torch"])
     yield pool
     pool.close()
 
