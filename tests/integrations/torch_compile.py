@@ -39,6 +39,9 @@ def test_outcomes_are_those_on_gloo(way, size, gloo, tmp_path):
     for rank, (found, expected) in enumerate(zip(mine, gloo(size), strict=True)):
         for (program, compiler), result in found.items():
             other = expected[program, compiler]
+            if program == "fsdp2" and isinstance(other, list):
+                # With PyTorch 2.7 and 2.8, Gloo does not average what FSDP 2 reduces. DDP trains the same model.
+                other = expected["ddp", compiler]
             names = ["fails" if isinstance(each, str) else "works" for each in (result, other)]
             where = f"{program}, {compiler or 'no compiler'}, {way}, rank {rank} of {size}"
             print(f"{where}: {names[0]}; on Gloo: {names[1]}")
