@@ -65,14 +65,15 @@ def draw_episode(
         members: Sequence[int] = range(size)
         if streams and draw.random() < 0.3:
             members = streams[-1].members  # two threads submit in one set
-        elif draw.random() < 0.5:
+        # All ranks rest before a stop: at the end of the episode, a rank would wait for the others beyond its limit.
+        elif (streams or kind != "stop") and draw.random() < 0.5:
             members = draw.sample(range(size), draw.randint(1, size))
         steps = draw.randint(1, 60 if frameworks in ("numpy", "torch") else 25)
         ways = _draw_ways(draw, len(members), JOBS[frameworks], streams)
         streams.append(Stream(number, tuple(sorted(members)), draw.randrange(2**31), steps, ways))
     fault = None
     if kind:
-        stream = draw.choice(streams)
+        stream = streams[0] if kind == "stop" else draw.choice(streams)
         fault = Fault(
             kind, draw.choice(stream.members), stream.number, draw.randrange(stream.steps)
         )
