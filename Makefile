@@ -246,17 +246,18 @@ test-upstream-examples: build .venv/.tensorflow
 test-matrix: build environments .venv-oldest/.installed build/mpi/abi/.installed
 	@$(ACTIVATE) python -m pytest -m matrix $(PYTEST_ARGS)
 
-# The programs of torch.compile, and the tests of torch.distributed, with another version of PyTorch. PyPI's are built for
-# CUDA: a gigabyte to download, and two more on the disk.
+# The programs of torch.compile, and those tests of torch.distributed that use nothing newer than PyTorch 2.4, with another
+# version of PyTorch. PyPI's are built for CUDA: a gigabyte to download, and two more on the disk.
 TORCH ?= 2.4.1
 OTHER_TORCH = build/torch/$(TORCH)
+TORCH_TESTS := $(addprefix torch/c10d/test_,collectives.py compile.py mismatches.py time_limits.py) integrations/torch_compile.py
 build/torch/%/.installed: scripts/other_pytorch.py .venv/.dev build/.system-test
 	@rm -rf build/torch/$*
 	@$(BIN)/python scripts/other_pytorch.py $* build/torch/$*
 	@touch $@
 test-torch: build $(OTHER_TORCH)/.installed
 	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OTHER_TORCH)/python" LD_LIBRARY_PATH="$(CURDIR)/$(OTHER_TORCH)/libraries" \
-	  python -m pytest -o python_files='test_*.py torch_compile.py' tests/torch/c10d tests/integrations/torch_compile.py $(PYTEST_ARGS)
+	  python -m pytest -o python_files='*.py' $(addprefix tests/,$(TORCH_TESTS)) $(PYTEST_ARGS)
 
 # Files that make test does not collect, because of their names. The tests of mpirun also need make mpi.
 test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed $(TORCHFT)/.installed

@@ -13,9 +13,8 @@ import zipfile
 from pathlib import Path
 
 PREFIXES = ("libcu", "libnv", "libnccl")  # names of NVIDIA's libraries
-OWNERS = {
-    "NVSHMEM": "libnvshmem_host.so.3"
-}  # versions of symbols that are not called like their library
+# The versions of symbols are called like their libraries, but for these.
+OWNERS = {"NVSHMEM": "libnvshmem_host.so.3"}
 
 
 def output(*command: object) -> str:
@@ -64,28 +63,19 @@ def undefined(libraries: list[Path]) -> tuple[set[str], dict[str, set[str]], set
 
 
 def make_library(name: str, symbols: set[str], version: str, folder: Path) -> None:
-    script = folder / f"{name}.map"
-    script.write_text(f"{version} {{ global: {' '.join(f'{each};' for each in symbols)} }};")
-    options = [f"-Wl,--version-script={script}"] if version and symbols else []
-    subprocess.run(
-        [
-            "cc",
-            "-w",
-            "-shared",
-            "-fPIC",
-            "-xc",
-            "-",
-            f"-Wl,-soname,{name}",
-            "-o",
-            folder / name,
-            *options,
-        ],
-        input="void abort(void);"
-        + "".join(f"void {each}(void) {{ abort(); }}" for each in symbols),
-        check=True,
-        text=True,
-    )
-    script.unlink()
+    """A library with these functions, which end the process. ``version``: that of its symbols; empty: none."""
+    code = "".join(f"void {each}(void) {{ abort(); }}\n" for each in symbols)
+    with tempfile.NamedTemporaryFile("w", suffix=".map") as script:
+        script.write(f"{version} {{ global: {' '.join(f'{each};' for each in symbols)} }};")
+        script.flush()
+        options = [f"-Wl,--version-script={script.name}"] if version and symbols else []
+        command = ["cc", "-w", "-shared", "-fPIC", "-xc", "-", f"-Wl,-soname,{name}", *options]
+        subprocess.run(
+            [*command, "-o", folder / name],
+            input=f"void abort(void);\n{code}",
+            check=True,
+            text=True,
+        )
 
 
 def main() -> None:
@@ -106,4 +96,5 @@ def main() -> None:
         make_library(name, symbols, tag, stubs)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -60,8 +60,7 @@ class Actors:
         self._function = function
         self._executable = executable
         self._queue = queue
-        # As many threads as there may be ends at once: an end waits for many seconds if a node does not answer, and a
-        # start must not wait for that.
+        # An end waits for many seconds if a node does not answer, and a start must not wait for it.
         self._threads = ThreadPoolExecutor(32, "horoplug-ray-actors")
         self._lock = threading.Lock()
         self._live: dict[int, _Process] = {}
@@ -146,22 +145,26 @@ class Actors:
         if identity.exception() is not None:
             self._ended(process, identity)
             return
+        found = self._running(process)
+        if found is None:
+            return
+        # Calls of an actor run in order, and those after a failed one as well: waiting for the last one is enough.
+        found.actor.enter_job.remote(variables)
+        if self._queue is not None:
+            found.actor.set_queue.remote(self._queue)
+        result = found.actor.attempt_elastic.remote(self._function, self._executable)
+        result.future().add_done_callback(lambda future: self._submit(self._ended, process, future))
+
+    def _running(self, process: int) -> _Process | None:
+        """A process that has not been reported as ended and that the job has not killed."""
         with self._lock:
             found = self._live.get(process)
-            if found is None or found.killed:
-                return
-            # Calls of an actor run in order, and those after a failed one as well: waiting for the last one is enough.
-            found.actor.enter_job.remote(variables)
-            if self._queue is not None:
-                found.actor.set_queue.remote(self._queue)
-            result = found.actor.attempt_elastic.remote(self._function, self._executable)
-        result.future().add_done_callback(lambda future: self._submit(self._ended, process, future))
+        return None if found is None or found.killed else found
 
     def _ended(self, process: int, future: Any) -> None:
         """The last call of an actor has ended."""
-        with self._lock:
-            found = self._live.get(process)
-        if found is None or found.killed:
+        found = self._running(process)
+        if found is None:
             return
         try:
             self._report(process, found, future)

@@ -26,7 +26,7 @@ def run_methods_eagerly(of: _Class) -> _Class:
     code calls them while a compiled function runs.
 
     Unlike :func:`run_eagerly`, it does not import the compiler, which takes seconds, and adds nothing to a call; with
-    PyTorch before 2.7, about a microsecond."""
+    PyTorch before 2.7, some 0.2 microseconds."""
     for name, member in list(vars(of).items()):
         if isinstance(member, types.FunctionType):
             setattr(of, name, _eager(member))
@@ -41,11 +41,9 @@ def run_methods_eagerly(of: _Class) -> _Class:
 _frames = _torch._C._dynamo.eval_frame
 
 
-def _eager(function: _Function) -> _Function:
+def _eager(function: Any) -> Any:
     function.__dict__["_torchdynamo_disable"] = True  # a call in compiled code
-    skip: Any = _skip_all if hasattr(_frames, "_FrameExecStrategy") else _switch_off
-    skipped: _Function = skip(function)  # a call of C++ code
-    return skipped
+    return _skip(function)  # a call of C++ code
 
 
 def _skip_all(function: Any) -> Any:
@@ -68,3 +66,6 @@ def _switch_off(function: Any) -> Any:
 
     _frames.skip_code(call.__code__)
     return functools.update_wrapper(call, function)
+
+
+_skip = _skip_all if hasattr(_frames, "_FrameExecStrategy") else _switch_off

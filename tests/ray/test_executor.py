@@ -264,6 +264,68 @@ def test_workers_see_the_gpus_of_their_node(on_ray):
     assert on_ray(use) == ["0,1", "0,1", "0,1"]
 
 
+def test_a_function_begins_only_when_its_process_can_be_ended(on_ray, tmp_path):
+    """A worker is killed while it has not told its process number yet. Its calls would run beside each other."""
+
+    def use(cluster, folder):
+        import os
+        import time
+
+        from horoplug.ray import actors as module
+        from horoplug.ray.calls import pack_function, without_executable
+        from horoplug.ray.discovery import RayHostDiscovery
+        from horoplug.runner.elastic.roster import Start
+
+        def wait_for(condition):
+            until = time.monotonic() + 60
+            while not condition():
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+        class Worker(module.BaseHorovodWorker):
+            async def process(self):
+                import asyncio
+
+                open(f"{folder}/asked", "w").close()
+                await asyncio.sleep(3600)
+
+        def function():
+            open(f"{folder}/begun", "w").close()
+
+        class Job:
+            ends = ()
+
+            def environment(self, start):
+                return {}
+
+            def ended(self, process, code, text):
+                self.ends = process, text
+
+        original, module.BaseHorovodWorker = module.BaseHorovodWorker, Worker
+        try:
+            (host,) = RayHostDiscovery().find_available_hosts_and_slots()
+            packed = pack_function(without_executable(function), None, None)
+            actors = module.Actors({"CPU": 1.0}, {}, packed, None, None)
+            actors.job = job = Job()
+            actors.start(Start(0, host, 0, 0, 0))
+            worker = actors._live[0].actor
+            wait_for(lambda: os.path.exists(f"{folder}/asked"))
+            # Calls that had been made with that of process() would have begun before this one ends.
+            import ray
+
+            ray.get(worker.hostname.remote(), timeout=60)
+            actors.kill(0)
+            wait_for(lambda: job.ends)
+            actors.close()
+        finally:
+            module.BaseHorovodWorker = original
+        return job.ends, sorted(os.listdir(folder))
+
+    ends, files = on_ray(use, str(tmp_path))
+    assert ends == (0, "was killed, because it did not answer")
+    assert files == ["asked"]
+
+
 def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray, tmp_path):
     """They ignore what they can, and are in the middle of a function. The workers are on two nodes."""
 

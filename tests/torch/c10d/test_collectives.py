@@ -541,3 +541,43 @@ def check_overlapping_tensors():
 
 def test_outputs_may_overlap_with_inputs(groups):
     groups.run(check_overlapping_tensors)
+
+
+def blocking_calls():
+    """What the methods of the group return to torch.distributed, whose caller waits."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    options = dist.BroadcastOptions(), dist.ReduceScatterOptions(), dist.AllreduceOptions()
+    for each in options:
+        if hasattr(each, "asyncOp"):  # that of all_reduce is younger than PyTorch 2.4
+            each.asyncOp = False
+    sent, part, total = torch.full((3,), float(rank)), torch.zeros(2), torch.ones(2)
+    works = [
+        group.broadcast([sent], options[0]),
+        group._reduce_scatter_base(part, torch.ones(2 * size), options[1]),
+        group.allreduce([total], options[2]),
+    ]
+    for work in works:
+        assert work is None or work.wait()
+    assert (sent.sum(), part[0], total[0]) == (0, size, size)
+    return [work is None for work in works]
+
+
+def blocking_calls_of_older_versions():
+    """Before PyTorch 2.8, torch.distributed calls wait() of what a blocking call returns."""
+    from horoplug.torch.c10d import calls
+
+    newer, calls._TAKES_NONE = calls._TAKES_NONE, False
+    try:
+        return blocking_calls()
+    finally:
+        calls._TAKES_NONE = newer
+
+
+def test_blocking_calls_return_works_to_older_versions(groups):
+    assert groups.run(blocking_calls_of_older_versions)[0] == [False] * 3
+
+
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8), reason="see above")
+def test_blocking_calls_return_nothing(groups):
+    assert groups.run(blocking_calls)[0] == [True] * 3
