@@ -140,7 +140,7 @@ class Actors:
             self._threads.submit(function, *arguments)
 
     def _begin(self, process: int, variables: Mapping[str, str], identity: Any) -> None:
-        """The identity of an actor's process has come. The function of the job begins only now, because
+        """Ray has answered which process an actor is. The function of the job begins only now, because
         :func:`end_actors` could not end a process that it does not know, and a stopped process does not answer."""
         if identity.exception() is not None:
             self._ended(process, identity)

@@ -265,7 +265,8 @@ def test_workers_see_the_gpus_of_their_node(on_ray):
 
 
 def test_a_function_begins_only_when_its_process_can_be_ended(on_ray, tmp_path):
-    """A worker is killed while it has not told its process number yet. Its calls would run beside each other."""
+    """A worker is killed before it has answered which process it is. The worker is an asynchronous actor, so that its
+    calls do not wait for each other."""
 
     def use(cluster, folder):
         import os

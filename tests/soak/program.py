@@ -65,7 +65,7 @@ def draw_episode(
         members: Sequence[int] = range(size)
         if streams and draw.random() < 0.3:
             members = streams[-1].members  # two threads submit in one set
-        # All ranks rest before a stop: at the end of the episode, a rank would wait for the others beyond its limit.
+        # All ranks rest before one is stopped. A rank that did not would wait in the last barrier, beyond its limit.
         elif (streams or kind != "stop") and draw.random() < 0.5:
             members = draw.sample(range(size), draw.randint(1, size))
         steps = draw.randint(1, 60 if frameworks in ("numpy", "torch") else 25)

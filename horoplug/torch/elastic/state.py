@@ -169,7 +169,7 @@ class DistributedSamplerStateHandler(_DictHandler):
         sampler.set_epoch(epoch)
 
 
-# Before PyTorch 2.3, there is only that of CUDA, which derives from the general one since.
+# Before PyTorch 2.3, torch.amp has no GradScaler. Since then, torch.cuda.amp.GradScaler derives from it.
 _GradScaler: type = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 
 _handler_registry: list[tuple[type, type[StateHandler]]] = [
