@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _ASKED_SECONDS = 1.0  # limit for a process to end because Ray has asked it to
 _KILLED_SECONDS = 5.0  # limit for it to end after SIGKILL
-_TASK_SECONDS = 10.0  # limit for the task that waits on another node
+# Limit for the task that waits on another node, whose process Ray may have to start. Ray ends it if the node is lost.
+_TASK_SECONDS = 30.0
 
 
 class ProcessId(NamedTuple):

@@ -15,7 +15,7 @@ from horoplug.runner import launch
 from tests.harness import ROOT
 from tests.harness.elastic_launcher import PRELUDE, finish, launched, launcher_lines, start
 from tests.harness.limits import scaled
-from tests.harness.support import process_state, seed, until
+from tests.harness.support import has_ended, seed, until
 
 # A training program without a framework. fail(step) is called in each step.
 TRAIN = """
@@ -252,7 +252,7 @@ def fail(step):
             assert line, finish(process)
             if match := re.search(r"\[(\d)\]<stdout>:child (\d+)", line):
                 children[int(match[1])] = int(match[2])
-        until(lambda: not psutil.pid_exists(children[1]) or process_state(children[1]) == "Z")
+        until(lambda: has_ended(children[1]))
         assert psutil.pid_exists(children[0])
         with open(go_on, "w"):
             pass

@@ -75,8 +75,17 @@ def until(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
 
 
 def process_state(pid: int) -> str:
-    """The state letter of a process: R runs, S sleeps, T is stopped, Z has ended."""
+    """The state letter of a process: R runs, S sleeps, T is stopped, Z and X have ended."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether no code of a process runs any more. Its entry in /proc can exist a little longer: with state Z until its
+    parent has waited for it, and with state X while the kernel removes it."""
+    try:
+        return process_state(pid) in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def process_memory(pid: int | str, key: str = "VmRSS") -> int:

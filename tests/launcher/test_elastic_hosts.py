@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from horoplug.runner.elastic.discovery import (
     parse_output,
 )
 from horoplug.runner.hosts import Machines
-from tests.harness.support import process_memory, seed, until
+from tests.harness.support import has_ended, process_memory, seed, until
 
 ADDED, REMOVED = HostUpdateResult.added, HostUpdateResult.removed
 
@@ -127,7 +126,7 @@ def hang(command, pids):
 def test_hanging_script_ends_at_its_limit_with_its_children(tmp_path):
     pids = tmp_path / "pids"
     for pid in hang(script(tmp_path, f"sleep 300 & echo $$ $! > {pids}; wait"), pids):
-        until(lambda pid=pid: not Path(f"/proc/{pid}").exists() or "\tZ" in status(pid))
+        until(lambda pid=pid: has_ended(pid))
 
 
 @pytest.mark.parametrize("stream", [1, 2])
@@ -144,13 +143,6 @@ def test_script_that_closes_its_output_and_goes_on_is_late():
         HostDiscoveryScript(
             "exec >&- 2>&-; exec sleep 300", timeout=0.5
         ).find_available_hosts_and_slots()
-
-
-def status(pid):
-    try:
-        return Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return "State:\tZ"
 
 
 def test_child_that_keeps_the_output_open_does_not_hold_up_the_job(tmp_path):

@@ -340,6 +340,7 @@ def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray,
         from horoplug.ray.discovery import RayHostDiscovery
         from horoplug.runner.elastic.roster import Start
         from tests.harness.ray_driver import added_node
+        from tests.harness.support import has_ended
 
         def stop():
             import os
@@ -358,14 +359,7 @@ def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray,
             return found
 
         def running():
-            found = []
-            for name in os.listdir(folder):
-                try:
-                    with open(f"/proc/{name}/stat") as file:
-                        found += [name] * (file.read().rpartition(")")[2].split()[0] != "Z")
-                except OSError:
-                    pass
-            return found
+            return [name for name in os.listdir(folder) if not has_ended(name)]
 
         class Job:
             def __init__(self):
