@@ -13,6 +13,7 @@ import pytest
 
 import horoplug as hvd
 from tests.harness.checks.errors import errors_of_survivors, internal
+from tests.harness.limits import scaled
 from tests.harness.on_demand import ON_DEMAND, strangers
 from tests.harness.support import (
     NO_LIMITS,
@@ -170,7 +171,11 @@ def wait_for_a_stopped_rank(operation, pair):
 @pytest.mark.parametrize("hosts", ["aabbccd", "abcdefghijk"])
 def test_stopped_rank_is_named_by_ranks_without_a_connection_to_it(pool, hosts, operation):
     pair = random.Random(seed()).choice(strangers(hosts))
-    env = ON_DEMAND | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "6", "HOROVOD_STALL_CHECK_TIME_SECONDS": "2"}
+    limit = f"{scaled(6):.1f}"
+    env = ON_DEMAND | {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": limit,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+    }
     with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
         job.start(wait_for_a_stopped_rank, operation, pair)
         stopped = job.workers[pair[1]]

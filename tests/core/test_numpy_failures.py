@@ -203,14 +203,12 @@ def go_round(path):
 
 def test_rank_stopped_during_a_transfer_is_named(pool, tmp_path):
     """All ranks name it, although most of them wait for a rank that is itself waiting."""
-    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2", "HOROPLUG_ALGORITHM": "ring"}
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{scaled(2):.1f}", "HOROPLUG_ALGORITHM": "ring"}
     with pool.ranks(4, hosts="abcd", env=env) as job:
         *others, stopped = job.workers
         started = tmp_path / "started"
         job.start(go_round, started)
-        until = time.monotonic() + 30
-        while not started.exists() and time.monotonic() < until:
-            os.sched_yield()
+        job.until(started.exists)
         stopped.process.send_signal(signal.SIGSTOP)
         try:
             outcomes = [worker.receive() for worker in others]

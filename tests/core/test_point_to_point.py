@@ -12,6 +12,7 @@ import pytest
 import horoplug as hvd
 from tests.harness.checks.errors import errors_of_survivors, internal, refused
 from tests.harness.checks.rooted import check_pairs
+from tests.harness.limits import scaled
 from tests.harness.support import NO_LIMITS, ranks_fixture, seed, wait_until_stopped
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -215,7 +216,7 @@ def stop_between_transfers(victim):
 @pytest.mark.parametrize("hosts", ["aa", "aaa"])
 def test_rank_stopped_during_a_transfer_is_named(pool, hosts):
     victim = len(hosts) - 1
-    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{scaled(2):.1f}"}
     with pool.ranks(len(hosts), hosts=hosts, env=env) as job:
         *others, stopped = job.workers
         job.start(stop_between_transfers, victim)

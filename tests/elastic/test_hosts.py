@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 cluster = cluster_fixture(4)
 
-TIMEOUT = 3  # seconds of HOROVOD_GLOO_TIMEOUT_SECONDS
 STEP_SECONDS = 0.02
 # Trains until the file that is its argument exists. Prints a line for each membership, one every 20 steps, and one at
 # the end. The sums are wrong if a step counts twice, or not at all.
@@ -60,10 +59,13 @@ class ElasticJob:
     """A launcher on host 0 that runs PROGRAM. :attr:`lines` has what it prints, on both streams."""
 
     def __init__(
-        self, cluster, folder, *flags, later=1.0, patch="pass", timeout=TIMEOUT, slow=None, **env
+        self, cluster, folder, *flags, later=1.0, patch="pass", timeout=3, slow=None, **env
     ):
-        """``later``: seconds after ``timeout`` at which a silent host is lost; ``patch``: runs before the launcher;
-        ``slow``: a process that computes for longer; ``env``: variables."""
+        """``timeout``: seconds of HOROVOD_GLOO_TIMEOUT_SECONDS on a usual machine; ``later``: seconds after it at
+        which a silent host is lost; ``patch``: runs before the launcher; ``slow``: a process that computes for longer;
+        ``env``: variables."""
+        timeout = round(scaled(timeout))
+        self.lost_seconds = timeout + later
         self.stop = folder / "stop"
         program = folder / "train.py"
         program.write_text(PROGRAM)
@@ -170,6 +172,11 @@ class ElasticJob:
 EXCLUDED = "; it gets no new processes for now"
 
 
+def silent(job, host):
+    """The launcher's line about a host that has been silent for too long."""
+    return f"host {host}: no sign of life for {job.lost_seconds:g} s{EXCLUDED}"
+
+
 def about(job, host):
     """The launcher's lines that begin with a host."""
     return [line for line in job.said() if re.match(f"host {host}\\b", line)]
@@ -195,15 +202,16 @@ def test_lost_host_is_given_up_and_used_again_when_it_is_back(cluster, tmp_path)
         try:
             began = time.monotonic()
             step, _ = job.wait_for_members(["0 on h0", "1 on h1"])
-            assert time.monotonic() - began < 2 * TIMEOUT + 5
+            assert time.monotonic() - began < scaled(10) + job.lost_seconds
             assert step >= 20  # not from the beginning
-            job.wait_for(f"^horovodrun: host h2: no sign of life for 4 s{EXCLUDED}$")
+            job.wait_for(f"^horovodrun: {silent(job, 'h2')}$")
+            # Counted now: on a busy machine, a new agent can also take that long to start.
+            assert len([line for line in about(job, "h2") if "no sign of life" in line]) == 1
         finally:
             cluster.link(2, "up")
         again, members = job.wait_for_members(["0 on h0", "1 on h1", "[3-9] on h2"])
         assert again > step
         job.finish([match[1] for match in members])
-        assert len([line for line in about(job, "h2") if "no sign of life" in line]) == 1
 
 
 def test_state_survives_the_host_of_rank_0(cluster, tmp_path):
@@ -214,7 +222,7 @@ def test_state_survives_the_host_of_rank_0(cluster, tmp_path):
         try:
             step, _ = job.wait_for_members(["1 on h2", "2 on h3"])
             assert step >= 20
-            job.wait_for(f"^horovodrun: host h1: no sign of life for 4 s{EXCLUDED}$")
+            job.wait_for(f"^horovodrun: {silent(job, 'h1')}$")
             job.finish(["1 on h2", "2 on h3"])
         finally:
             cluster.link(1, "up")
@@ -258,7 +266,7 @@ def test_job_starts_without_hosts_that_cannot_be_reached(cluster, tmp_path):
         job.wait_for_members(["0 on h0", "1 on h1"])
         job.wait_for_steps()
         job.finish(["0 on h0", "1 on h1"])
-        assert about(job, "h2") == [f"host h2: no sign of life for 4 s{EXCLUDED}"]
+        assert about(job, "h2") == [silent(job, "h2")]
         refused = "ssh: connect to host h3 port 23: Connection refused"
         assert about(job, "h3") == [f"host h3: {refused}{EXCLUDED}"]
         (line,) = about(job, "nowhere")
@@ -367,14 +375,14 @@ def test_hosts_are_added_and_removed_in_the_middle_of_a_job(cluster, tmp_path):
         four = ["0 on h0", "1 on h0", "[23] on h1", "[23] on h1"]
         step, _ = job.wait_for_members(four)
         assert step >= 20
-        assert job.wait_for_steps(2.5) == 4
+        assert job.wait_for_steps(job.lost_seconds + 1) == 4
 
         write(hosts, "h0:2")
         job.wait_for("^horovodrun: process [23] exited with code 0$", 2)
         until(lambda: not pids_on(cluster, 1))
         cluster.link(1, "down")
         try:
-            assert job.wait_for_steps(2.5) == 2
+            assert job.wait_for_steps(job.lost_seconds + 1) == 2
         finally:
             cluster.link(1, "up")
 

@@ -23,6 +23,7 @@ from tests.harness.checks.gpu import (
     on_host,
     values,
 )
+from tests.harness.limits import scaled
 from tests.harness.simulated_jobs import device, device_ranks_fixture, job_fixture
 from tests.harness.support import until
 
@@ -176,12 +177,13 @@ def test_hierarchical_allreduce_on_gpus(job, tmp_path, devices, env):
     assert [times > 0 for times in used] == [devices > 1] * 4
 
 
-# The stopped rank may be in a transfer, or before an operation that the others have begun.
-QUICK = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "2",
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10",
-}
+def quick():
+    """Short time limits. The stopped rank may be in a transfer, or before an operation that the others have begun."""
+    return {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{scaled(2):.1f}",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": f"{scaled(2):.1f}",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": f"{scaled(10):.1f}",
+    }
 
 
 def check_errors_name_the_lost_rank(ranks, how, function, *args):
@@ -189,7 +191,7 @@ def check_errors_name_the_lost_rank(ranks, how, function, *args):
     the rank, and returns the errors."""
     ranks.start(function, *args)
     lost = ranks.workers[1]
-    until(args[0].exists, 60)
+    ranks.until(args[0].exists)
     lost.process.send_signal(how)
     try:
         outcomes = [worker.receive() for worker in ranks.workers if worker is not lost]
@@ -229,7 +231,7 @@ def check_lost_rank(started, op):
     ],
 )
 def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorithm, op, how):
-    with job(hosts, devices, algorithm, **QUICK) as ranks:
+    with job(hosts, devices, algorithm, **quick()) as ranks:
         check_errors_name_the_lost_rank(ranks, how, check_lost_rank, tmp_path / "started", op)
 
 
@@ -263,7 +265,7 @@ def test_killed_or_stopped_rank_of_overlapping_sets_is_named(
     job, tmp_path, devices, algorithm, how
 ):
     """All others get the error: those that share a set with the rank, and the one that does not."""
-    with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **QUICK) as ranks:
+    with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **quick()) as ranks:
         check_errors_name_the_lost_rank(ranks, how, check_crossing_sets, tmp_path / "started")
 
 
@@ -294,12 +296,13 @@ def check_own_suspension(started, resumed):
 
 def test_own_suspension_does_not_count_towards_the_timeout(job, tmp_path):
     started, resumed = tmp_path / "started", tmp_path / "resumed"
-    with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="4") as ranks:
+    limit = scaled(4)
+    with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS=f"{limit:.1f}") as ranks:
         ranks.start(check_own_suspension, started, resumed)
-        until(started.exists, 60)
+        ranks.until(started.exists)
         for worker in ranks.workers:
             worker.process.send_signal(signal.SIGSTOP)
-        time.sleep(5)  # longer than the timeout, as on a suspended machine
+        time.sleep(limit + 1)  # longer than the timeout, as on a suspended machine
         resumed.touch()
         for worker in ranks.workers:
             worker.process.send_signal(signal.SIGCONT)
@@ -326,7 +329,7 @@ def check_gpu_waits_for_stopped_rank(started):
 
 
 def test_operation_waiting_on_the_gpu_names_the_stopped_rank(job, tmp_path):
-    with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS="2") as ranks:
+    with job("aa", 2, "nccl", HOROVOD_GLOO_TIMEOUT_SECONDS=f"{scaled(2):.1f}") as ranks:
         messages = check_errors_name_the_lost_rank(
             ranks, signal.SIGSTOP, check_gpu_waits_for_stopped_rank, tmp_path / "started"
         )

@@ -238,6 +238,18 @@ class Ranks:
                 outcomes[rank] = self.workers[rank].receive()
         return [outcomes[rank] for rank in range(self.size)]
 
+    def until(self, condition: Callable[[], Any], timeout: float = TIMEOUT) -> None:
+        """Wait for a condition that the function on the ranks makes true. If a rank ends before, the test fails with
+        its outcome."""
+        until(lambda: condition() or any(w.connection.poll() for w in self.workers), timeout)
+        if condition():
+            return
+        ended = {rank: w for rank, w in enumerate(self.workers) if w.connection.poll()}
+        texts = [f"--- rank {rank}: {worker.receive()}" for rank, worker in ended.items()]
+        for worker in self.workers:
+            worker.kill()
+        pytest.fail("\n".join(["ranks ended too early", *texts]), pytrace=False)
+
     def collect_beside_stopped(
         self, rank: int, timeout: float = TIMEOUT
     ) -> tuple[list[Outcome], float]:

@@ -390,7 +390,7 @@ def refused(cluster, *arguments, hosts="h0,h1", cwd=None, env=None):
         0, "-np", len(hosts.split(",")), "-H", hosts, "--start-timeout", START, *arguments, env=env
     )
     assert done.returncode == 1
-    assert time.monotonic() - began < START + 15  # most of this is allowance for a busy machine
+    assert time.monotonic() - began < scaled(START + 5)
     return one_line(done)
 
 
@@ -601,7 +601,7 @@ def test_interrupt_while_a_host_hangs(cluster, tmp_path):
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert (code, err) == (130, "horovodrun: interrupted; all ranks were ended\n")
-    assert time.monotonic() - began_at < 5
+    assert time.monotonic() - began_at < scaled(5)
 
 
 TREE = [  # a rank with a grandchild and a daemon

@@ -41,7 +41,8 @@ READY = ["sh", "-c", "sleep 600 & (setsid sleep 600 &) ; echo ready; sleep 600; 
 
 def start(cluster, *arguments, hosts=ALL, env=None):
     size = len(hosts.split(","))
-    command = [sys.executable, "-c", LOWERED, "-np", size, "-H", hosts, *arguments]
+    limit = ["--start-timeout", round(scaled(30))]
+    command = [sys.executable, "-c", LOWERED, "-np", size, "-H", hosts, *limit, *arguments]
     return cluster.popen(0, *command, env=env)
 
 

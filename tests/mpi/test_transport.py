@@ -237,18 +237,20 @@ def test_rank_that_dies_is_named(one_of_two, tmp_path, operation, algorithm):
 @pytest.mark.parametrize("algorithm", ["pairwise", "mpi"])
 def test_stopped_rank_is_named(mpich, tmp_path, algorithm):
     """The others fail, and do not wait for it in MPI_Finalize."""
-    job = start(mpich, tmp_path, "stops", algorithm, HOROVOD_GLOO_TIMEOUT_SECONDS="2")
+    limit = f"{scaled(2):.0f}"
+    job = start(mpich, tmp_path, "stops", algorithm, HOROVOD_GLOO_TIMEOUT_SECONDS=limit)
     pid = kill(job, tmp_path, signal.SIGSTOP)
     try:
         _, output = finish(job)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert "MPI_Finalize has not returned for 2 s" in output, output
+    assert f"MPI_Finalize has not returned for {limit} s" in output, output
     assert len(failures(output)) == 2, output
     # MPI's own collectives do not tell which rank is late.
     assert all(
-        re.search(r"no progress for 2 s, waiting for ranks? [\d, -]*", t) for t in failures(output)
+        re.search(rf"no progress for {limit} s, waiting for ranks? [\d, -]*", text)
+        for text in failures(output)
     )
 
 

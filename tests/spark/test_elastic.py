@@ -10,6 +10,7 @@ import pytest
 
 import horoplug.spark
 from horoplug.spark import session
+from tests.harness.limits import scaled
 from tests.harness.spark_cluster import executor
 from tests.harness.support import until
 
@@ -76,7 +77,7 @@ def test_a_killed_executor_ends_a_job_of_fixed_size_with_the_rank(spark, tmp_pat
     with pytest.raises(horoplug.spark.RankError) as caught:
         run(horoplug.spark.run, train)
     seen = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
-    assert time.time() - float(seen[-1][2]) < 20
+    assert time.time() - float(seen[-1][2]) < scaled(20)
     assert str(caught.value).startswith("rank 1 was lost: the Spark task or its executor on ")
     assert caught.value.rank == 1
     assert sorted(rank for rank, _, _ in seen) == ["0", "1"]
