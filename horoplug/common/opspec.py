@@ -70,7 +70,9 @@ class OpSpec:
     def wire_name(self, name: str | None) -> str | None:
         """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may
         have the same ``name``. None if the user gave none; the core then numbers the calls."""
-        return f"{self.paired_as or self.name}.{name}" if self.checked_name(name) else None
+        if type(name) is not str:  # a call of a function takes longer
+            name = self.checked_name(name)
+        return f"{self.paired_as or self.name}.{name}" if name else None
 
     def checked_name(self, name: str | None) -> str | None:
         """The name. Raises TypeError if it is not a string."""

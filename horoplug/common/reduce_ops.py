@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Hashable
 from typing import Final
 
 from horoplug._native import ReduceOp
@@ -40,7 +39,11 @@ def resolve(op: int | None, average: bool | None = None) -> int:
         return chosen
     if average is not None:
         raise ValueError("op= supersedes average=: give only one of them.")
-    if not isinstance(op, Hashable) or op not in _NUMBERS:
+    try:
+        is_known = op in _NUMBERS
+    except TypeError:  # a value that cannot be a key, such as a list
+        is_known = False
+    if not is_known:
         text = " ".join(repr(op).split())
         raise ValueError(f"op={text} is not a reduction; use one of {', '.join(NAMES)}.")
     return int(op)
