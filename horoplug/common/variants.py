@@ -59,22 +59,22 @@ def synchronize(handle: int) -> Any:
     alltoall. Frees the handle. Returns None for a handle that is unknown or was synchronized before.
 
     Raises HorovodInternalError, which names the cause and the rank, if the operation failed."""
-    operation = _found("synchronize", handle)
+    operation = context.find(handle) if type(handle) is int else _unusual("synchronize", handle)
     return None if operation is None else operation.wait()
 
 
 def poll(handle: int) -> bool:
     """Whether an ``_async`` operation is done, successfully or not: :func:`synchronize` then does not block. True for a
     handle that is unknown or was synchronized before."""
-    operation = _found("poll", handle)
+    operation = context.find(handle) if type(handle) is int else _unusual("poll", handle)
     return True if operation is None else operation.done()
 
 
-def _found(function: str, handle: Any) -> Waitable | None:
+def _unusual(function: str, handle: Any) -> Waitable | None:
     # None stands for an operation that was not submitted, and a function for a sparse allreduce.
     if handle is None or callable(handle):
         return None
-    if type(handle) is not int and not isinstance(handle, Integral):
+    if not isinstance(handle, Integral):
         raise TypeError(
             f"{function} takes a handle, which the functions with _async in their names return, got "
             f"{type(handle).__name__}."
