@@ -673,7 +673,7 @@ except hvd.HorovodInternalError as error:
 def test_lost_host_is_named(cluster, tmp_path):
     """A host's link goes down: every rank gets an error in time that names a rank beyond the link, and no process is
     left."""
-    deadline = 4
+    deadline = round(scaled(4))
     flags = ["-np", 4, "-H", "h0,h1,h2:2", "--gloo-timeout-seconds", deadline]
     process = cluster.start(0, *flags, sys.executable, "-c", VANISHING, tmp_path, later=4)
     wait_for(process, "ready", 4)
@@ -692,7 +692,7 @@ def test_lost_host_is_named(cluster, tmp_path):
     )
     for rank, note in enumerate(notes):
         when, _, text = note.read_text().partition(" ")
-        assert float(when) - began < deadline + 6, text
+        assert float(when) - began < deadline + scaled(6), text
         assert "step" in text
         others = "23" if rank < 2 else "01"
         assert re.search(rf"rank(s \[?|\s)[{others}]", text), text
@@ -700,7 +700,8 @@ def test_lost_host_is_named(cluster, tmp_path):
 
 def test_lost_host_is_named_while_the_job_is_idle(cluster):
     """Both the launcher and the host notice the loss without traffic of ranks."""
-    flags = ["-np", 2, "-H", "h0,h2", "--gloo-timeout-seconds", 1]
+    limit = round(scaled(1))
+    flags = ["-np", 2, "-H", "h0,h2", "--gloo-timeout-seconds", limit]
     process = cluster.start(0, *flags, *python(READY, SPIN), later=2)
     wait_for(process, "ready", 2)
     cluster.link(2, "down")
@@ -708,7 +709,7 @@ def test_lost_host_is_named_while_the_job_is_idle(cluster):
         code, _, err = finish(process)
         assert (code, err) == (
             1,
-            "horovodrun: host h2: no sign of life for 3 s; all ranks were ended\n",
+            f"horovodrun: host h2: no sign of life for {limit + 2} s; all ranks were ended\n",
         )
         cluster.wait_gone()
     finally:
@@ -717,14 +718,16 @@ def test_lost_host_is_named_while_the_job_is_idle(cluster):
 
 def test_suspended_launcher_is_not_lost(cluster):
     """The launcher is suspended by Ctrl-Z for longer than the limit of silence."""
-    flags = ["-np", 2, "-H", "h0,h1", "--gloo-timeout-seconds", 1]
-    command = python(READY, "sys.stdout.flush()", "import time", "time.sleep(8)", "print('end')")
+    limit = round(scaled(1))
+    flags = ["-np", 2, "-H", "h0,h1", "--gloo-timeout-seconds", limit]
+    rest = f"time.sleep({limit + 7})"
+    command = python(READY, "sys.stdout.flush()", "import time", rest, "print('end')")
     process = cluster.start(0, *flags, *command, later=3)
     wait_for(process, "ready", 2)
     launcher = psutil.Process(process.pid)
     process.send_signal(signal.SIGTSTP)
     until(lambda: launcher.status() == psutil.STATUS_STOPPED)
-    time.sleep(5.5)  # it is the time itself that is tested
+    time.sleep(limit + 4.5)  # it is the time itself that is tested
     process.send_signal(signal.SIGCONT)
     code, out, err = finish(process)
     assert (code, err) == (0, ""), err
@@ -734,10 +737,11 @@ def test_suspended_launcher_is_not_lost(cluster):
 def test_launcher_with_blocked_output_is_not_lost(cluster):
     """The launcher is blocked in a write, as with a pager. Neither the hosts nor the launcher may count the other as
     lost."""
-    flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", 1]
+    limit = round(scaled(1))
+    flags = ["-np", 1, "-H", "h1", "--gloo-timeout-seconds", limit]
     process = cluster.start(0, *flags, "yes", later=3)
     wait_for(process, "y")
-    time.sleep(5.5)  # it is the time itself that is tested
+    time.sleep(limit + 4.5)  # it is the time itself that is tested
     assert any(text.startswith("yes") for text in cluster.processes().values())
     for _ in range(100_000):
         assert process.stdout.readline() == "[0]<stdout>:y\n"

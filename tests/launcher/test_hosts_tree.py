@@ -297,14 +297,15 @@ def test_lost_ssh_between_agents_is_named(cluster):
 
 
 def test_lost_host_is_named_and_not_those_behind_it(cluster):
-    process = start(cluster, "--gloo-timeout-seconds", 1, *READY)
+    limit = round(scaled(1))
+    process = start(cluster, "--gloo-timeout-seconds", limit, *READY)
     wait_for(process, "ready", 8)
     cluster.link(1, "down")
     try:
         code, _, err = finish(process)
         assert (code, err) == (
             1,
-            "horovodrun: host h1: no sign of life for 3 s; all ranks were ended\n",
+            f"horovodrun: host h1: no sign of life for {limit + 2} s; all ranks were ended\n",
         )
         cluster.wait_gone(40)
     finally:
@@ -355,16 +356,18 @@ def test_ranks_of_an_agent_with_others_behind_it_end_first(cluster, tmp_path):
 
 
 def test_suspended_launcher_is_not_lost_by_leaves(cluster, tmp_path):
-    """The ranks run for longer than the limit of silence, 3 s, while the launcher is suspended."""
+    """The ranks run for longer than the limit of silence, 2 s more than that of the ranks, while the launcher is
+    suspended."""
+    limit = round(scaled(1))
     program = (
         "import os, signal, time\n"
         "print('ready', flush=True)\n"
         f"while not os.path.exists('{tmp_path}/suspended'): time.sleep(0.02)\n"
-        "time.sleep(4.5)\n"
+        f"time.sleep({limit + 3.5})\n"
         f"open('{tmp_path}/' + os.environ['HOROVOD_RANK'], 'w').close()\n"
         "print('end')\n"
     )
-    process = start(cluster, "--gloo-timeout-seconds", 1, sys.executable, "-c", program)
+    process = start(cluster, "--gloo-timeout-seconds", limit, sys.executable, "-c", program)
     wait_for(process, "ready", 8)
     launcher = psutil.Process(process.pid)
     process.send_signal(signal.SIGTSTP)
