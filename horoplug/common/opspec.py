@@ -70,7 +70,7 @@ class OpSpec:
     def wire_name(self, name: str | None) -> str | None:
         """The name that pairs the calls of the ranks, which includes the operation: calls of different operations may
         have the same ``name``. None if the user gave none; the core then numbers the calls."""
-        if type(name) is not str:  # a call of a function takes longer
+        if type(name) is not str:  # a string, the usual case, costs no further call
             name = self.checked_name(name)
         return f"{self.paired_as or self.name}.{name}" if name else None
 

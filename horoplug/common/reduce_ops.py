@@ -41,7 +41,7 @@ def resolve(op: int | None, average: bool | None = None) -> int:
         raise ValueError("op= supersedes average=: give only one of them.")
     try:
         is_known = op in _NUMBERS
-    except TypeError:  # a value that cannot be a key, such as a list
+    except TypeError:  # an unhashable value, such as a list
         is_known = False
     if not is_known:
         text = " ".join(repr(op).split())

@@ -59,18 +59,19 @@ def synchronize(handle: int) -> Any:
     alltoall. Frees the handle. Returns None for a handle that is unknown or was synchronized before.
 
     Raises HorovodInternalError, which names the cause and the rank, if the operation failed."""
-    operation = context.find(handle) if type(handle) is int else _unusual("synchronize", handle)
+    operation = context.find(handle) if type(handle) is int else _find("synchronize", handle)
     return None if operation is None else operation.wait()
 
 
 def poll(handle: int) -> bool:
     """Whether an ``_async`` operation is done, successfully or not: :func:`synchronize` then does not block. True for a
     handle that is unknown or was synchronized before."""
-    operation = context.find(handle) if type(handle) is int else _unusual("poll", handle)
+    operation = context.find(handle) if type(handle) is int else _find("poll", handle)
     return True if operation is None else operation.done()
 
 
-def _unusual(function: str, handle: Any) -> Waitable | None:
+def _find(function: str, handle: Any) -> Waitable | None:
+    """The operation of a handle that is not an ``int``. ``function``: for the error. Raises TypeError."""
     # None stands for an operation that was not submitted, and a function for a sparse allreduce.
     if handle is None or callable(handle):
         return None

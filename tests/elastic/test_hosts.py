@@ -64,13 +64,13 @@ class ElasticJob:
         """``timeout``: seconds of HOROVOD_GLOO_TIMEOUT_SECONDS on a usual machine; ``later``: seconds after it at
         which a silent host is lost; ``patch``: runs before the launcher; ``slow``: a process that computes for longer;
         ``env``: variables."""
-        timeout = round(scaled(timeout))
-        self.lost_seconds = timeout + later
+        self.timeout = round(scaled(timeout))
+        self.lost_seconds = self.timeout + later
         self.stop = folder / "stop"
         program = folder / "train.py"
         program.write_text(PROGRAM)
         launcher = f"{HURRIED}; job._LATER = {later}; {patch}; sys.exit(launch.main())"
-        limits = ["--gloo-timeout-seconds", timeout]
+        limits = ["--gloo-timeout-seconds", self.timeout]
         command = [sys.executable, program, self.stop]
         if slow is not None:
             (folder / f"stop.slow{slow}").touch()
@@ -202,16 +202,15 @@ def test_lost_host_is_given_up_and_used_again_when_it_is_back(cluster, tmp_path)
         try:
             began = time.monotonic()
             step, _ = job.wait_for_members(["0 on h0", "1 on h1"])
-            assert time.monotonic() - began < scaled(10) + job.lost_seconds
+            assert time.monotonic() - began < 2 * job.timeout + scaled(5)
             assert step >= 20  # not from the beginning
             job.wait_for(f"^horovodrun: {silent(job, 'h2')}$")
-            # Counted now: on a busy machine, a new agent can also take that long to start.
-            assert len([line for line in about(job, "h2") if "no sign of life" in line]) == 1
         finally:
             cluster.link(2, "up")
         again, members = job.wait_for_members(["0 on h0", "1 on h1", "[3-9] on h2"])
         assert again > step
         job.finish([match[1] for match in members])
+        assert len([line for line in about(job, "h2") if "no sign of life" in line]) == 1
 
 
 def test_state_survives_the_host_of_rank_0(cluster, tmp_path):
