@@ -47,6 +47,7 @@ def test_a_trainer_reports_restarts_from_a_checkpoint_and_feeds_its_ranks(on_ray
                 total = hvd.allreduce(np.array([mine]), op=hvd.Sum)[0]
             for epoch in range(first, 3):
                 if epoch == 2 and checkpoint is None and hvd.rank() == 1:
+                    ray.train.get_all_reported_checkpoints()  # waits until Ray has taken both reports
                     raise ValueError("broken once")
                 with tempfile.TemporaryDirectory() as path:
                     (pathlib.Path(path) / "epoch").write_text(str(epoch))
@@ -108,6 +109,7 @@ def test_the_ranks_of_a_trainer_become_more_when_a_node_comes(on_ray, tmp_path):
                 saved.mkdir(exist_ok=True)
                 (saved / "steps").write_text(str(steps))
                 ray.train.report({}, checkpoint=ray.train.Checkpoint.from_directory(saved))
+                ray.train.get_all_reported_checkpoints()  # waits until Ray has taken the report
                 (pathlib.Path(folder) / "alone").touch()
                 time.sleep(0.5)  # a step that computes
             total = int(hvd.allreduce(np.ones(1), op=hvd.Sum, name="one")[0])
