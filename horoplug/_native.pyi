@@ -345,6 +345,10 @@ class Engine:
 
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
+    def set_limits(self, data_timeout: float, operation_timeout: float) -> None:
+        """Change two limits of :class:`EngineConfig`, for operations in flight, too; on all ranks. Seconds; negative:
+        no limit."""
+
     def attach(self, group: Engine, name: str, ranks: Sequence[int]) -> None:
         """Take the operations of another engine of this process into the search for deadlocks. ``name``: names it in
         error texts, the same on all ranks; ``ranks``: the numbers of its ranks in this engine."""

@@ -105,6 +105,12 @@ class Engine {
   // Fails the job on all ranks.
   void abort(const std::string& reason);
 
+  // See hp_engine_set_limits.
+  void set_limits(double data_timeout, double operation_timeout) {
+    config_.options.data_timeout = data_timeout;
+    config_.options.operation_timeout = operation_timeout;
+  }
+
   // See hp_connection_add and hp_connection_fail.
   void add_connection(int rank, std::vector<std::unique_ptr<Stream>> lanes);
   void fail_connection(int rank, const std::string& reason);
@@ -136,7 +142,7 @@ class Engine {
   double sleep_seconds() const;
   double watch_interval() const { return watchdog_.interval(); }
 
-  EngineConfig config_;  // changed by the handshake only
+  EngineConfig config_;  // changed by the handshake only, but for the limits that can be set
 
   // Used by any thread.
   Tracing tracing_;

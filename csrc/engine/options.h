@@ -1,6 +1,7 @@
 // The configuration of an engine.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +20,23 @@
 
 namespace horoplug {
 
+// A time limit in seconds, which any thread may change while an engine uses it.
+class TimeLimit {
+ public:
+  TimeLimit(double seconds) : seconds_(seconds) {}  // NOLINT(google-explicit-constructor)
+  TimeLimit(const TimeLimit& other) : TimeLimit(static_cast<double>(other)) {}
+  TimeLimit& operator=(const TimeLimit& other) {
+    seconds_.store(other, std::memory_order_relaxed);
+    return *this;
+  }
+  operator double() const {  // NOLINT(google-explicit-constructor)
+    return seconds_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<double> seconds_;
+};
+
 // Times in seconds; negative means never.
 struct EngineOptions {
   std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
@@ -30,8 +48,8 @@ struct EngineOptions {
   std::string autotune_log;  // a CSV file for the tuner's results; empty: none
   double stall_check_time = 60;
   double stall_shutdown_time = -1;
-  double data_timeout = 30;
-  double operation_timeout = 1800;
+  TimeLimit data_timeout = 30;
+  TimeLimit operation_timeout = 1800;
   double deadlock_time = 5;
   std::string algorithm;       // used wherever it can run; empty: the cheapest
   std::string gpu_algorithm;   // the same for tensors on GPUs; empty: `algorithm`

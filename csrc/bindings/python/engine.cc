@@ -345,6 +345,10 @@ void Engine::abort(const std::string& reason) {
   check(without_gil([&] { return hp_engine_abort(engine, reason.c_str()); }));
 }
 
+void Engine::set_limits(double data_timeout, double operation_timeout) {
+  check(hp_engine_set_limits(get(), data_timeout, operation_timeout));
+}
+
 void Engine::attach(const Engine& group, const std::string& name,
                     const std::vector<std::int32_t>& ranks) {
   check(hp_engine_attach(get(), group.get(), name.c_str(), ranks.data(),
@@ -434,6 +438,7 @@ void add_engine(py::module_& module) {
       .def("shutdown", &Engine::shutdown)
       .def_property_readonly("address", &Engine::address)
       .def("abort", &Engine::abort, "reason"_a)
+      .def("set_limits", &Engine::set_limits, "data_timeout"_a, "operation_timeout"_a)
       .def("attach", &Engine::attach, "group"_a, "name"_a, "ranks"_a)
       .def("add_connection", &Engine::add_connection, "rank"_a, "fds"_a, "keys"_a)
       .def("fail_connection", &Engine::fail_connection, "rank"_a, "reason"_a)

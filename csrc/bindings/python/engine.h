@@ -65,6 +65,7 @@ class Engine {
   std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(get()); }
   void shutdown();
   void abort(const std::string& reason);
+  void set_limits(double data_timeout, double operation_timeout);
   void attach(const Engine& group, const std::string& name, const std::vector<std::int32_t>& ranks);
   void add_connection(int rank, const std::vector<int>& fds, const pybind11::bytes& keys);
   void fail_connection(int rank, const std::string& reason);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "collectives/collective.h"
@@ -16,7 +17,7 @@ namespace {
 
 // Zero stands for the default. Negative times mean "never" here and in the engine.
 template <typename T>
-void set_unless_zero(T& option, T value) {
+void set_unless_zero(T& option, std::type_identity_t<T> value) {
   if (value != 0) option = value;
 }
 

@@ -47,6 +47,14 @@ hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
   });
 }
 
+hp_status hp_engine_set_limits(hp_engine* engine, double data_timeout, double operation_timeout) {
+  return guarded([&] {
+    const auto running = engine->engine.lease();
+    if (running) running->set_limits(data_timeout, operation_timeout);
+    return HP_OK;
+  });
+}
+
 hp_status hp_engine_attach(hp_engine* engine, hp_engine* group, const char* name,
                            const int32_t* ranks, int32_t count) {
   return guarded([&] {

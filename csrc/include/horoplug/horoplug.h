@@ -391,6 +391,12 @@ HP_API hp_status hp_connection_fail(hp_engine* engine, int32_t rank, const char*
  * HP_ABORTED. */
 HP_API hp_status hp_engine_abort(hp_engine* engine, const char* reason);
 
+/* Changes two limits of hp_config in seconds, negative: never, for operations in flight, too. To be
+ * called on all ranks: that rank whose limit passes first ends the job. Nothing happens after the
+ * end of the engine. */
+HP_API hp_status hp_engine_set_limits(hp_engine* engine, double data_timeout,
+                                      double operation_timeout);
+
 HP_API hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle);
 
 /* Submits `count` operations in order, at a lower cost than single calls. All structs have the

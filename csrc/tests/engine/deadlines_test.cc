@@ -225,6 +225,25 @@ TEST_CASE("the limit of an operation holds for each kind of wait, and the error 
   }
 }
 
+TEST_CASE("limits that are changed while an operation waits hold for it, in each kind of wait") {
+  for (const KindOfWait& kind : kinds_of_wait()) {
+    CAPTURE(kind.name);
+    for (const bool longer : {true, false}) {
+      CAPTURE(longer);
+      const double before = longer ? kLimit / 2 : 1000;
+      WatchedRank job(kind.rank, with_limits(before, 2 * before), kind.connected, 1000);
+      kind.begin(job, 1050);
+      CHECK(job.watched(1050.01, 1050 + kLimit / 4).ok());
+      job.rank.config.options.data_timeout = kLimit;
+      job.rank.config.options.operation_timeout = 2 * kLimit;
+      CHECK(job.watched(1050.01 + kLimit / 4, 1050 + kLimit).ok());
+      const Status late = job.watched(1050.01 + kLimit, 1050.6 + kLimit);
+      CHECK(late.code == HP_TIMEOUT);
+      CHECK(mentions(late, {"HOROVOD_GLOO_TIMEOUT_SECONDS"}));
+    }
+  }
+}
+
 TEST_CASE("a plan stands still for as long after an idle time as after a busy one") {
   WatchedRank job(0, with_limits(kLimit), true, 1000);
   job.run_batch(OpKind::kAllreduce, 1, 1500);

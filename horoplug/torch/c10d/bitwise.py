@@ -14,18 +14,25 @@ from horoplug.torch.c10d.reductions import Combine, GathersRows
 from horoplug.torch.plain import as_bytes, plain
 
 
-def allreduce(group: GathersRows, tensors: Sequence[torch.Tensor], combine: Combine) -> Any:
-    return _combine(group, [(tensor, tensor) for tensor in tensors], combine, group.rank())
+def allreduce(
+    group: GathersRows, tensors: Sequence[torch.Tensor], combine: Combine, opts: Any
+) -> Any:
+    return reduce(group, tensors, combine, group.rank(), opts)
 
 
-def reduce(group: GathersRows, tensors: Sequence[torch.Tensor], combine: Combine, root: int) -> Any:
-    return _combine(group, [(tensor, tensor) for tensor in tensors], combine, root)
+def reduce(
+    group: GathersRows, tensors: Sequence[torch.Tensor], combine: Combine, root: int, opts: Any
+) -> Any:
+    return _combine(group, [(tensor, tensor) for tensor in tensors], combine, root, opts)
 
 
 def reduce_scatter(
-    group: GathersRows, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], combine: Combine
+    group: GathersRows,
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    combine: Combine,
+    opts: Any,
 ) -> Any:
-    return _combine(group, pairs, combine, group.rank())
+    return _combine(group, pairs, combine, group.rank(), opts)
 
 
 def _combine(
@@ -33,6 +40,7 @@ def _combine(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     combine: Combine,
     root: int,
+    opts: Any,
 ) -> Any:
     """``pairs``: what a rank gives, and the tensor that gets the result, or this rank's part of it."""
     for tensor, _ in pairs:
@@ -55,4 +63,4 @@ def _combine(
     flat = [as_bytes(plain(tensor.detach()))[None] for tensor, _ in pairs]
     kinds = ", ".join(f"{tensor.numel()} elements of {tensor.dtype}" for tensor, _ in pairs)
     layout = f"{combine.__name__} of {kinds.replace('torch.', '')}"
-    return group.gather_rows(flat, [output for _, output in pairs], then, layout)
+    return group.gather_rows(flat, [output for _, output in pairs], then, layout, opts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ _TAKES_NONE = PYTORCH >= (2, 8)
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
 _CONCATENATING = (Op.ALLGATHER, Op.GATHER)
 _REDUCING = (Op.ALLREDUCE, Op.REDUCE, Op.REDUCESCATTER)
+_ZERO = timedelta(0)
 
 
 class Calls(Group):
@@ -265,9 +267,11 @@ class Calls(Group):
 
         def work() -> Work:
             kept = (tensors, outputs)
-            return Work(
-                self._operations, submitted, kept, outputs, finish, op not in _POINT_TO_POINT, event
-            )
+            collective = op not in _POINT_TO_POINT
+            made = Work(self._operations, submitted, kept, outputs, finish, collective, event, op)
+            if (limit := _own_limit(opts)) is not None:
+                made.limit_to(limit)
+            return made
 
         if self._coalesced is not None:
             self._coalesced.append(made := work())
@@ -285,7 +289,12 @@ class Calls(Group):
 
     def _is_blocking(self, opts: Any) -> bool:
         """Whether the caller of the operation waits for its end and needs no ``Work``."""
-        return _TAKES_NONE and not getattr(opts, "asyncOp", True) and self._coalesced is None
+        return (
+            _TAKES_NONE
+            and not getattr(opts, "asyncOp", True)
+            and self._coalesced is None
+            and _own_limit(opts) is None
+        )
 
     def gather_rows(
         self,
@@ -293,6 +302,7 @@ class Calls(Group):
         outputs: Sequence[torch.Tensor],
         then: Callable[[list[torch.Tensor]], None],
         layout: str,
+        opts: Any,
     ) -> Any:
         """Concatenate each of ``tensors`` of all ranks along the first dimension, whose size may differ between ranks,
         and pass the results to ``then``, which writes ``outputs``. The tensors have one dtype. ``layout``: what they
@@ -307,4 +317,10 @@ class Calls(Group):
                 results.append(ADAPTER.from_memory(result.memory, dense, shape))
             then(results)
 
-        return self._track(Op.ALLGATHER, tensors, [submitted], kept, outputs, finish, None)
+        return self._track(Op.ALLGATHER, tensors, [submitted], kept, outputs, finish, opts)
+
+
+def _own_limit(opts: Any) -> timedelta | None:
+    """The time limit that a call has for itself; None: that of the group, which PyTorch gives as a negative one."""
+    limit: timedelta = getattr(opts, "timeout", _ZERO)
+    return limit if limit > _ZERO else None

@@ -37,6 +37,20 @@ class Connected(NamedTuple):
     connections: PeerConnections
 
 
+class Limits(NamedTuple):
+    """Limits of an engine in seconds."""
+
+    operation: float
+    transfer: float
+    """Without progress."""
+
+
+def limits_of(timeout: timedelta) -> Limits:
+    """The limits of a group with the argument ``timeout``. Raises ValueError for invalid variables."""
+    operation, transfer = timeout.total_seconds(), Config.from_env().gloo_timeout_seconds
+    return Limits(operation, min(transfer, operation))
+
+
 def connect(
     store: Any, rank: int, size: int, timeout: timedelta, limit: timedelta | None = None
 ) -> Connected:
@@ -46,14 +60,14 @@ def connect(
     ``limit``: that for the start, None: the same. Errors, each of one line: RendezvousError, AuthenticationError,
     ValueError for invalid variables."""
     limit = limit or timeout
-    variables = Config.from_env()
+    limits = limits_of(timeout)
     config = dataclasses.replace(
-        variables,
+        Config.from_env(),
         rank=rank,
         size=size,
         start_timeout=limit.total_seconds(),
-        operation_timeout_seconds=timeout.total_seconds(),
-        gloo_timeout_seconds=min(variables.gloo_timeout_seconds, timeout.total_seconds()),
+        operation_timeout_seconds=limits.operation,
+        gloo_timeout_seconds=limits.transfer,
         rendezvous_server="launcher",
         elastic_process=None,
         cpu_operations=None,

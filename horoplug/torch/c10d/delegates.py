@@ -58,6 +58,12 @@ class Delegates:
             "tensors of another device."
         )
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        store, rank, size, _ = self._arguments
+        self._arguments = store, rank, size, timeout
+        for backend in self._made.values():
+            backend._set_default_timeout(timeout)
+
     def shutdown(self) -> None:
         for backend in self._made.values():
             backend.shutdown()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from horoplug._native import Engine, Error
 from horoplug.base.log import logger
 from horoplug.rendezvous.network.fork import close_in_children
-from horoplug.torch.c10d.connect import connect
+from horoplug.torch.c10d.connect import connect, limits_of
 from horoplug.torch.c10d.delegates import Delegates
 from horoplug.torch.c10d.operations import Operations
 from horoplug.torch.c10d.reconfigure import NotConnected, Place
@@ -240,7 +240,12 @@ class Group(_Base):  # type: ignore[misc]
         pass
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Change the time limit of operations, also of those in flight. To be called on all ranks."""
         self._timeout = timeout
+        self._delegates.set_timeout(timeout)
+        if self in _open:
+            limits = limits_of(timeout)
+            self._engine.set_limits(limits.transfer, limits.operation)
 
     _set_default_timeout = set_timeout
 

@@ -55,6 +55,8 @@ class Pending(Protocol):
 
     def is_completed(self) -> bool: ...
 
+    def is_late(self) -> bool: ...
+
     def _settle(self) -> None: ...
 
     def _end(self) -> None: ...
@@ -247,7 +249,7 @@ class Operations:
                 time.sleep(SHORT_PAUSE)
 
     def _sleep(self) -> None:
-        """Sleep until an operation is done. If that takes long, tell the core which threads wait for it."""
+        """Sleep until an operation is done or late. If that takes long, tell the core which threads wait for it."""
         looks = 0
         while True:
             with self._lock:
@@ -256,9 +258,11 @@ class Operations:
             if looks and requested:
                 self._note_waits(requested)
             if self._signals.poll(None if self._dozes else 1000 * _LOOKS):
-                break
+                os.eventfd_read(self._signal)
+                return
+            if any(work.is_late() for work in requested):
+                return
             looks += 1
-        os.eventfd_read(self._signal)
 
     def _note_waits(self, works: Sequence[Pending]) -> None:
         """Threads that have asked for futures may wait for them in C++, as DistributedDataParallel does. Threads of
@@ -271,14 +275,14 @@ class Operations:
             self._engine.note_waits(handles, sorted(threads))
 
     def _next_to_complete(self) -> tuple[list[Pending], bool]:
-        """Works that are done, and whether hooks hold up others. Collective ones only up to the first that is not done
-        or held up, so that callbacks run in the order of the calls, which is the same on all ranks."""
+        """Works that are done or late, and whether hooks hold up others. Collective ones only up to the first that is
+        neither, or held up, so that callbacks run in the order of the calls, which is the same on all ranks."""
         done, is_next, held = [], True, False
         for work in self._waiting:
             if work.collective and not is_next:
                 continue
             try:
-                is_done = work.is_completed()
+                is_done = work.is_completed() or work.is_late()
                 is_held = is_done and work._is_awaited_by_hook()
             except Exception:
                 is_done, is_held = True, False  # what is wrong becomes the error of the work

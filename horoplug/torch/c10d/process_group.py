@@ -65,10 +65,10 @@ class ProcessGroup(Calls):
         if (other := self._other(tensor)) is not None:
             return other.allreduce(tensors, opts)
         if tensor.is_sparse:
-            return sparse.allreduce(self, tensor, _reduction(opts))
+            return sparse.allreduce(self, tensor, _reduction(opts), opts)
         reduction = _reduction(opts)
         if reduction.bitwise is not None:
-            return bitwise.allreduce(self, tensors, reduction.bitwise)
+            return bitwise.allreduce(self, tensors, reduction.bitwise, opts)
         return self._in_place(Op.ALLREDUCE, tensors, opts, reduction=reduction)
 
     def _allreduce_at_once(self, tensor: torch.Tensor, opts: Any) -> bool:
@@ -112,7 +112,7 @@ class ProcessGroup(Calls):
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         reduction = _reduction(opts)
         if reduction.bitwise is not None:
-            return bitwise.allreduce(self, tensors, reduction.bitwise)
+            return bitwise.allreduce(self, tensors, reduction.bitwise, opts)
         return self._in_place(Op.ALLREDUCE, tensors, opts, reduction=reduction)
 
     @_on_its_device
@@ -127,7 +127,7 @@ class ProcessGroup(Calls):
         tensors = _listed(tensors)
         reduction, root = _reduction(opts), getattr(opts, "rootRank", 0)
         if reduction.bitwise is not None:
-            return bitwise.reduce(self, tensors, reduction.bitwise, root)
+            return bitwise.reduce(self, tensors, reduction.bitwise, root, opts)
         return self._in_place(Op.REDUCE, tensors, opts, reduction=reduction, root=root)
 
     @_on_its_device
@@ -184,7 +184,7 @@ class ProcessGroup(Calls):
             check_whole(self._size, "reduce_scatter_tensor", tensor, output)
         reduction = _reduction(opts)
         if reduction.bitwise is not None:
-            return bitwise.reduce_scatter(self, pairs, reduction.bitwise)
+            return bitwise.reduce_scatter(self, pairs, reduction.bitwise, opts)
         if reduction.scatters:
             return self._rows(Op.REDUCESCATTER, pairs, opts, reduction=reduction)
         # The core reduces and scatters only sums and averages.

@@ -79,4 +79,5 @@ class GathersRows(Protocol):
         outputs: Sequence[torch.Tensor],
         then: Callable[[list[torch.Tensor]], None],
         layout: str,
+        opts: Any,
     ) -> Any: ...

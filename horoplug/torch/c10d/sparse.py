@@ -11,7 +11,7 @@ from horoplug.torch import sparse
 from horoplug.torch.c10d.reductions import GathersRows, Reduction
 
 
-def allreduce(group: GathersRows, tensor: torch.Tensor, reduction: Reduction) -> Any:
+def allreduce(group: GathersRows, tensor: torch.Tensor, reduction: Reduction, opts: Any) -> Any:
     """Every rank gathers the indices and values of all ranks; entries with equal indices add up.
 
     Raises ValueError for reductions other than sum and average."""
@@ -25,4 +25,4 @@ def allreduce(group: GathersRows, tensor: torch.Tensor, reduction: Reduction) ->
         divisor = group.size() if averages else None
         tensor.copy_(sparse.join(gathered, tensor, divisor, reduction.prescale).coalesce())
 
-    return group.gather_rows(parts, [tensor], then, layout)
+    return group.gather_rows(parts, [tensor], then, layout, opts)

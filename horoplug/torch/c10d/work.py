@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from horoplug._native import value_or_raise
+from horoplug._native import Op, value_or_raise
 from horoplug.base.log import logger
 from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.operations import Operations, Submitted
@@ -40,9 +42,11 @@ class Work(_Base):  # type: ignore[misc]
         finish: Callable[[], None] | None,
         collective: bool = True,
         event: Record | None = None,
+        op: Op | None = None,
     ) -> None:
         """``tensors``: what has to stay alive. ``finish``: moves the results to the caller's tensors; it is called once
-        when the operations are done. ``event``: the event in the profile, which ends with the operations."""
+        when the operations are done. ``event``: the event in the profile, which ends with the operations. ``op``:
+        names a single operation in error texts."""
         super().__init__()
         self._operations = operations
         self._submitted = submitted
@@ -61,17 +65,28 @@ class Work(_Base):  # type: ignore[misc]
         self._is_of_backward = False  # as the reduction of a bucket of DistributedDataParallel
         self._event = event
         self._recorded = threading.Event() if event is not None else None
+        self._op = op
+        self._limit, self._deadline = 0.0, math.inf
+
+    def limit_to(self, limit: timedelta) -> None:
+        """The operations fail for this rank unless they are done so much later. They go on; the group stays usable."""
+        self._limit = limit.total_seconds()
+        self._deadline = time.monotonic() + self._limit
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until the operations are done. Raises DistBackendError if they failed, or are not done after
-        ``timeout`` (0: the time limit of the group)."""
+        ``timeout`` (0: the time limit of the call or of the group)."""
         if timeout > timedelta(0) and not self.ends_within(timeout):
+            if self.is_late():
+                raise self._late()
             text = (
-                f"wait() timed out: the operation is not done after {timeout.total_seconds():g} s"
+                f"wait() timed out: {self._title()} is not done after {timeout.total_seconds():g} s"
             )
             if not self.collective and self._operations.ends_on_late_transfer:
                 self._operations.abort(text)
             raise dist.DistBackendError(f"{self._operations.who}: {text}")
+        if self._limit and not self.ends_within(timedelta.max):
+            raise self._late()
         self._complete()
         if self._recorded is not None:
             self._recorded.wait()
@@ -84,8 +99,25 @@ class Work(_Base):  # type: ignore[misc]
         self.wait()
 
     def ends_within(self, timeout: timedelta) -> bool:
-        """Block until the operations are done, for at most ``timeout``. Returns whether they are."""
-        return self._done or self._operations.end_within(self._submitted, timeout.total_seconds())
+        """Block until the operations are done, for at most ``timeout`` and the limit of the call. Returns whether they
+        are."""
+        seconds = min(timeout.total_seconds(), max(self._deadline - time.monotonic(), 0))
+        return self._done or self._operations.end_within(self._submitted, seconds)
+
+    def is_late(self) -> bool:
+        """Whether the time limit of the call has passed."""
+        return time.monotonic() >= self._deadline
+
+    def _title(self) -> str:
+        if self._op is None or len(self._submitted) != 1:
+            return "the operation"
+        return self._op.name.lower()
+
+    def _late(self) -> dist.DistBackendError:
+        return dist.DistBackendError(
+            f"{self._operations.who}: {self._title()} is not done after {self._limit:g} s (the argument timeout of its "
+            "call sets this limit)"
+        )
 
     def is_completed(self) -> bool:
         """Whether ``wait`` returns or raises without blocking."""
@@ -140,7 +172,7 @@ class Work(_Base):  # type: ignore[misc]
             done = True
         if done:
             self._hook = None  # keeps a frame alive
-            self._complete_future()
+            self._complete_future(self._error)
         elif self._event is None:
             self._operations.complete_later(self)
         return self._future
@@ -180,10 +212,12 @@ class Work(_Base):  # type: ignore[misc]
             self._operations.forget(self)
 
     def _end(self) -> None:
-        """Block until the operations are done, and complete the future. Raises no Exception."""
-        self._settle()
+        """Block until the operations are done, or late, and complete the future. Raises no Exception."""
+        late = self.is_late() and not self.is_completed()
+        if not late:
+            self._settle()
         try:
-            self._complete_future()
+            self._complete_future(self._late() if late else self._error)
         except Exception:
             logger.exception("the future of an operation of torch.distributed cannot be completed")
 
@@ -193,8 +227,8 @@ class Work(_Base):  # type: ignore[misc]
             self._hook = None
         return self._hook is not None
 
-    def _complete_future(self) -> None:
-        """Complete the future, and end the event in the profile."""
+    def _complete_future(self, error: BaseException | None) -> None:
+        """Complete the future with the result or an error, and end the event in the profile."""
         if self._event is not None and self._recorded is not None and not self._recorded.is_set():
             with contextlib.suppress(Exception):  # the profile lacks the event
                 self._event.end()
@@ -203,4 +237,4 @@ class Work(_Base):  # type: ignore[misc]
             if self._future is None or self._future_is_complete:
                 return
             self._future_is_complete = True
-        self._ended.set_result(list(self._outputs) if self._error is None else self._error)
+        self._ended.set_result(list(self._outputs) if error is None else error)
