@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import sys
 import threading
@@ -235,6 +234,7 @@ class AgentConnection:
 
 def describe_job(
     command: list[str],
+    folder: str,
     env: Mapping[str, str],
     ranks: Mapping[int, Mapping[str, str]] | None,
     *,
@@ -246,17 +246,17 @@ def describe_job(
 ) -> bytes:
     """The payload that describes a job to an agent or, without ``ranks``, a check.
 
-    ``env``: variables of all ranks; ``ranks``: each rank's own variables; ``inherit``: whether the agent's own
-    variables are added; ``silence``: seconds without a frame after which the launcher counts as gone, None: never;
-    ``grace``: seconds between SIGTERM and SIGKILL; ``keep``: whether further ranks may follow; ``given``: what the
-    ranks read from their standard input."""
+    ``folder``: in which ``command`` starts; ``env``: variables of all ranks; ``ranks``: each rank's own variables;
+    ``inherit``: whether the agent's own variables are added; ``silence``: seconds without a frame after which the
+    launcher counts as gone, None: never; ``grace``: seconds between SIGTERM and SIGKILL; ``keep``: whether further
+    ranks may follow; ``given``: what the ranks read from their standard input."""
 
     def packed(variables: Mapping[str, str]) -> dict[str, str]:
         return {pack_text(name): pack_text(value) for name, value in variables.items()}
 
     job: dict[str, Any] = {
         "command": [pack_text(part) for part in command],
-        "cwd": pack_text(os.getcwd()),
+        "cwd": pack_text(folder),
         "env": packed(env),
         "inherit": inherit,
         "silence": silence,

@@ -48,6 +48,7 @@ class JobDescription:
         :class:`horoplug.runner.job.Job`."""
         self.is_local = all(host.is_local for host in hosts) if is_local is None else is_local
         self._command = command
+        self._folder = os.getcwd()  # which may be removed before the last process starts
         self._size = size
         self._settings = settings
         self._numbers = local_and_cross_ranks(hosts)
@@ -154,6 +155,7 @@ class JobDescription:
             }
         return describe_job(
             command,
+            self._folder,
             env,
             ranks,
             inherit=remote,

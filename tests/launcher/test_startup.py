@@ -115,6 +115,21 @@ def test_ranks_start_once_all_hosts_reach_each_other(start):
         assert description["command"] == ["train"]
 
 
+def test_a_job_begins_although_the_folder_of_the_launcher_has_been_removed(
+    start, tmp_path, monkeypatch
+):
+    """The agents then say that there is no such folder."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    job = start()
+    folder.rmdir()
+    job.startup.begin()
+    job.reach_launcher()
+    job.reach_each_other()
+    assert json.loads(job.commands(0)[-1][1])["cwd"] == str(folder)
+
+
 def test_frames_of_probes_are_ignored_once_ranks_start(start):
     job = start()
     job.startup.begin()
