@@ -86,8 +86,8 @@ def test_results_do_not_depend_on_plans(pool, hosts):
 
 
 def train_and_evaluate(shared):
-    """Ten training steps and six evaluation steps in turn, with ``shared`` common tensors. Returns the batches
-    and planned batches of the last rounds, and the number of plans that were broken in them."""
+    """Rounds of ten training steps and six evaluation steps, with ``shared`` common tensors. Returns for each round the
+    batches, the planned ones, and the number of plans that were broken."""
     training = [f"grad{i}" for i in range(20)]
     evaluation = training[:shared] + [f"metric{i}" for i in range(3)]
 
@@ -99,25 +99,26 @@ def train_and_evaluate(shared):
         for handle in handles:
             assert (hvd.synchronize(handle) == hvd.size() * (hvd.size() + 1) / 2).all()
 
-    def rounds(number):
-        for _ in range(number):
-            for _ in range(10):
-                step(training)
-            for _ in range(6):
-                step(evaluation)
-
-    rounds(6)
-    before = stats()
-    rounds(6)
-    after = stats()
-    return [after[name] - before[name] for name in ("batches", "planned_batches", "broken_plans")]
+    rounds = []
+    for _ in range(30):
+        before = stats()
+        for _ in range(10):
+            step(training)
+        for _ in range(6):
+            step(evaluation)
+        after = stats()
+        names = ("batches", "planned_batches", "broken_plans")
+        rounds.append(tuple(after[name] - before[name] for name in names))
+    return rounds
 
 
 @pytest.mark.parametrize("shared", [0, 2])
 def test_alternating_loops_keep_their_plans(pool, shared):
     with pool.ranks(2) as job:
-        for batches, planned, _ in job.run(train_and_evaluate, shared):
-            assert planned >= 0.8 * batches
+        for rounds in job.run(train_and_evaluate, shared):
+            # A rank that gets no processor for some milliseconds ends a plan, in any round. Were a plan ended by the
+            # change between the loops, no round would be without negotiation.
+            assert (16, 16, 0) in rounds
 
 
 def changing_order(_):
