@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "collectives/collective.h"
@@ -16,8 +15,8 @@ namespace horoplug::abi {
 namespace {
 
 // Zero stands for the default. Negative times mean "never" here and in the engine.
-template <typename T>
-void set_unless_zero(T& option, std::type_identity_t<T> value) {
+template <typename Option, typename Value>
+void set_unless_zero(Option& option, Value value) {
   if (value != 0) option = value;
 }
 

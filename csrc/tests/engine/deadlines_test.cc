@@ -57,7 +57,11 @@ struct WatchedRank {
   // Watches about every `step` seconds from `from` to `to`.
   Status watched(double from, double to, double step = 0.25) {
     return failure_of([&] {
-      for (double now = from; now < to; now += step) watch(now);
+      double now = from;
+      while (now < to) {
+        watch(now);
+        now += step;
+      }
     });
   }
 
