@@ -19,7 +19,7 @@ CLONE = os.environ.get("HOROVOD_CLONE", "")
 
 FEW = "--num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 2 --batch-size 2"
 STATIC = {
-    "adasum/adasum_small_model.py": "square 0.001 --x_max 1.0",
+    "adasum/adasum_small_model.py": "--mode square --learning_rate 0.001 --x_max 1.0",
     "pytorch/pytorch_mnist.py": "--epochs 1",
     "pytorch/pytorch_mnist.py --use-adasum": "--epochs 1 --use-adasum",
     "pytorch/pytorch_mnist.py --fp16": "--epochs 1 --fp16-allreduce --gradient-predivide-factor 2",
