@@ -209,10 +209,10 @@ def test_lost_host_is_given_up_and_used_again_when_it_is_back(cluster, tmp_path)
             cluster.link(2, "up")
         again, members = job.wait_for_members(["0 on h0", "1 on h1", "[3-9] on h2"])
         assert again > step
-        # A lost host is excluded for 2 s at least, and then silent for another limit, before it is lost again. Its
-        # last sign of life may be a second older than the link's end.
-        most = (time.monotonic() - began + 3) / (2 + job.lost_seconds)
-        assert 1 <= len([line for line in about(job, "h2") if "no sign of life" in line]) <= most
+        # One line for each loss. A machine that is busy may try the host, and lose it, once more before the link is up;
+        # each try has a process with a number of its own.
+        tries = int(re.match(r"process (\d+)", members[2][0])[1]) - 2
+        assert len([line for line in about(job, "h2") if "no sign of life" in line]) == tries
         job.finish([match[1] for match in members])
 
 

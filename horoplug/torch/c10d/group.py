@@ -245,7 +245,9 @@ class Group(_Base):  # type: ignore[misc]
         self._delegates.set_timeout(timeout)
         if self in _open:
             limits = limits_of(timeout)
-            self._engine.set_limits(limits.transfer, limits.operation)
+            self._engine.set_limits(
+                data_timeout=limits.transfer, operation_timeout=limits.operation
+            )
 
     _set_default_timeout = set_timeout
 
