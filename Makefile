@@ -101,6 +101,12 @@ $(INTEGRATIONS)/.installed: requirements/integrations.txt .venv/.created
 	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(INTEGRATIONS) -r $<
 	@touch $@
 
+# See requirements/upstream-examples.txt.
+UPSTREAM := build/upstream-examples
+$(UPSTREAM)/.installed: requirements/upstream-examples.txt .venv/.created
+	$(BIN)/pip $(INSTALL) --no-deps --upgrade --target $(UPSTREAM) -r $<
+	@touch $@
+
 .venv/.tf-keras: requirements/tf-keras.txt .venv/.tensorflow
 	$(PIP) $(INSTALL) --no-deps -r $<
 	@touch $@
@@ -238,7 +244,7 @@ test-c10d: build
 
 # HOROVOD: a clone of Horovod's repository, whose examples run under the name horovod.
 HOROVOD ?=
-test-upstream-examples: build .venv/.tensorflow
+test-upstream-examples: build .venv/.tensorflow .venv/.tf-keras $(CLUSTERS)/.installed $(UPSTREAM)/.installed
 	@[ -e "$(HOROVOD)" ] || { echo "HOROVOD=/path: give the path of a clone of Horovod's repository"; exit 1; }
 	@$(ACTIVATE) HOROVOD_CLONE="$(HOROVOD)" python -m pytest -o python_files='*.py' tests/api/upstream_examples.py $(PYTEST_ARGS)
 

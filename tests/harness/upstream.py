@@ -2,10 +2,15 @@
 
     python -m tests.harness.upstream program.py [arguments]
 
-The images of MNIST are random ones, torchvision's models are small, and Keras' ResNet50 is too."""
+The images of MNIST and ImageNet are random ones, torchvision's models are small, and Keras' ResNet50 is too. PyTorch's
+writer for TensorBoard writes nothing. Training with Keras and TensorFlow is short: programs that train for thousands of
+steps have no option for fewer."""
 
+import bz2
+import functools
 import runpy
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +18,9 @@ import numpy as np
 
 IMAGES = 640
 CLASSES = 10
+# Of Keras and TensorFlow.
+STEPS = 20
+EPOCHS = 4
 
 
 def images(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -22,6 +30,16 @@ def images(count: int) -> tuple[np.ndarray, np.ndarray]:
     pixels = numbers.integers(0, 64, (count, 28, 28), dtype=np.uint8)
     pixels[np.arange(count), 2 * labels] = 255
     return pixels, labels
+
+
+def write_libsvm(path: Path, count: int) -> None:
+    """Write ``count`` images as text in the format of LIBSVM, compressed, as the data sets of that library are."""
+    with bz2.open(path, "wt") as file:
+        for image, label in zip(*images(count), strict=True):
+            pixels = image.ravel()
+            bright = np.flatnonzero(pixels)
+            values = " ".join(f"{place + 1}:{pixels[place]}" for place in bright)
+            file.write(f"{label} {values}\n")
 
 
 # ---- torchvision -----------------------------------------------------------------------------------------------------
@@ -43,6 +61,30 @@ class MNIST:
         return self._transform(self._images[index]), int(self._labels[index])
 
 
+class ImageFolder:
+    """``torchvision.datasets.ImageFolder``, of 16 images."""
+
+    def __init__(self, root: Any, transform: Any = None) -> None:
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        pixels = np.random.default_rng(index).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+        return self._transform(pixels), index
+
+
+class Unchanged:
+    """A transformation to the size that images have already."""
+
+    def __init__(self, *options: Any) -> None:
+        pass
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
 class Compose:
     """``torchvision.transforms.Compose``."""
 
@@ -61,7 +103,8 @@ class ToTensor:
     def __call__(self, image: np.ndarray) -> Any:
         import torch
 
-        return torch.from_numpy(image).float().div(255)[None]
+        pixels = torch.from_numpy(image).float().div(255)
+        return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
 
 
 class Normalize:
@@ -88,6 +131,19 @@ def resnet50(**options: Any) -> Any:
     )
 
 
+SIZES = ("CenterCrop", "RandomHorizontalFlip", "RandomResizedCrop", "Resize")
+
+
+class SummaryWriter:
+    """``torch.utils.tensorboard.SummaryWriter``."""
+
+    def __init__(self, folder: str) -> None:
+        pass
+
+    def add_scalar(self, *scalar: Any) -> None:
+        pass
+
+
 def stand_in(name: str, **contents: Any) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
     vars(module).update(contents)
@@ -97,9 +153,13 @@ def stand_in(name: str, **contents: Any) -> ModuleType:
 def replace_torchvision() -> None:
     stand_in(
         "torchvision",
-        datasets=stand_in("torchvision.datasets", MNIST=MNIST),
+        datasets=stand_in("torchvision.datasets", MNIST=MNIST, ImageFolder=ImageFolder),
         transforms=stand_in(
-            "torchvision.transforms", Compose=Compose, ToTensor=ToTensor, Normalize=Normalize
+            "torchvision.transforms",
+            Compose=Compose,
+            ToTensor=ToTensor,
+            Normalize=Normalize,
+            **dict.fromkeys(SIZES, Unchanged),
         ),
         models=stand_in("torchvision.models", resnet50=resnet50),
     )
@@ -113,13 +173,11 @@ def load_data(path: str = "mnist.npz") -> Any:
     return images(IMAGES), images(IMAGES // 4)
 
 
-def small_resnet50(weights: Any = None, **options: Any) -> Any:
-    """``keras.applications.ResNet50``, but small."""
-    import keras
-
+def small_resnet50(keras: Any, weights: Any = None, **options: Any) -> Any:
+    """``keras.applications.ResNet50``, but small. ``keras``: Keras 2 or 3."""
     return keras.Sequential(
         [
-            keras.layers.Input((224, 224, 3)),
+            keras.layers.InputLayer((224, 224, 3)),
             keras.layers.Conv2D(8, 7, strides=4, activation="relu"),
             keras.layers.BatchNormalization(),
             keras.layers.GlobalAveragePooling2D(),
@@ -134,7 +192,23 @@ def replace_keras_downloads() -> None:
 
     for package in keras, tf.keras:
         package.datasets.mnist.load_data = load_data
-        package.applications.ResNet50 = small_resnet50
+        package.applications.ResNet50 = functools.partial(small_resnet50, package)
+
+
+def shorten_training() -> None:
+    """``fit`` and loops over ``dataset.take`` do not train for longer than ``STEPS`` steps and ``EPOCHS`` epochs."""
+    import tensorflow as tf
+
+    fit, take = tf.keras.Model.fit, tf.data.Dataset.take
+
+    def short_fit(model: Any, *args: Any, steps_per_epoch: int, epochs: int, **options: Any) -> Any:
+        steps_per_epoch, epochs = min(steps_per_epoch, STEPS), min(epochs, EPOCHS)
+        return fit(model, *args, steps_per_epoch=steps_per_epoch, epochs=epochs, **options)
+
+    def short_take(dataset: Any, count: int, name: Any = None) -> Any:
+        return take(dataset, min(count, STEPS), name)
+
+    tf.keras.Model.fit, tf.data.Dataset.take = short_fit, short_take
 
 
 def main(program: str, *arguments: str) -> None:
@@ -142,8 +216,11 @@ def main(program: str, *arguments: str) -> None:
         text = file.read()
     if "torchvision" in text:
         replace_torchvision()
+    if "tensorboard" in text:
+        stand_in("torch.utils.tensorboard", SummaryWriter=SummaryWriter)
     if "keras" in text or "tensorflow" in text:
         replace_keras_downloads()
+        shorten_training()
     sys.argv = [program, *arguments]
     runpy.run_path(program, run_name="__main__")
 
