@@ -186,6 +186,19 @@ def quick():
     }
 
 
+def load(job, hosts, devices, algorithm, op=hvd.Sum):
+    """Operations without short limits. Their processes, which the next job uses too, may be new ones: to load libraries
+    and code from a busy disk may take them longer than the limits of quick()."""
+    with job(hosts, devices, algorithm) as ranks:
+        ranks.run(check_operations_of, op)
+
+
+def check_operations_of(op):
+    array = device().array(values("float32", (10_000,)))
+    for _ in range(3):
+        hvd.allreduce(array, op=op)
+
+
 def check_errors_name_the_lost_rank(ranks, how, function, *args):
     """Kill or stop rank 1 while the ranks run a function. Checks that the errors of the others name the operation and
     the rank, and returns the errors."""
@@ -231,6 +244,7 @@ def check_lost_rank(started, op):
     ],
 )
 def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorithm, op, how):
+    load(job, hosts, devices, algorithm, op)
     with job(hosts, devices, algorithm, **quick()) as ranks:
         check_errors_name_the_lost_rank(ranks, how, check_lost_rank, tmp_path / "started", op)
 
@@ -265,6 +279,7 @@ def test_killed_or_stopped_rank_of_overlapping_sets_is_named(
     job, tmp_path, devices, algorithm, how
 ):
     """All others get the error: those that share a set with the rank, and the one that does not."""
+    load(job, "aaaa", devices, algorithm)
     with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **quick()) as ranks:
         check_errors_name_the_lost_rank(ranks, how, check_crossing_sets, tmp_path / "started")
 
