@@ -1,5 +1,5 @@
 # Needs only a bare Debian machine with python3: make demo, make test. All files are created in the checkout:
-# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), build (one CMake
+# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), .venv-wheels, build (one CMake
 # directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel docs clean
+.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo "make tidy    clang-tidy on all files (slow); make tidy-changed: on the files that a change affects"
 	@echo "make bench-gpu  measure on a GPU; results go to docs/gpu-results.md"
 	@echo "make bench   compare with gloo for a few minutes; make bench-report: run all benchmarks, write docs/benchmarks.md"
+	@echo "make wheels  wheels for other machines, x86-64 and aarch64, into dist/wheels; make check-wheels: and check them"
 	@echo "make docs    build the documentation site into build/site"
 	@echo "make wheel;  make clean"
 
@@ -128,6 +129,18 @@ demo: build
 
 wheel: .venv/.test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+# Wheels for all architectures and for the Pythons of this machine, into dist/wheels.
+.venv-wheels/.installed: requirements/wheels.txt
+	$(PYTHON) -m venv --clear .venv-wheels
+	.venv-wheels/bin/pip $(INSTALL) --require-hashes -r $<
+	@touch $@
+
+wheels: .venv-wheels/.installed
+	.venv-wheels/bin/python scripts/wheels/build.py dist/wheels
+
+check-wheels: wheels
+	PATH="$(CURDIR)/.venv-wheels/bin:$$PATH" python scripts/wheels/check.py dist/wheels
 
 # Uses the machine's nvcc. KERNEL_ARCHS=80,90: code for these architectures, and PTX for later ones.
 KERNEL_ARCHS ?=
@@ -309,6 +322,6 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 
 clean:
-	rm -rf .venv .venv-oldest build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
+	rm -rf .venv .venv-oldest .venv-wheels build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
 	rm -f horoplug/*.so horoplug/kernels.fatbin*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,9 @@
 namespace horoplug::tensorflow {
 namespace {
 
+#if defined(__GLIBCXX__)  // not where horoplug itself uses another library
 static_assert(sizeof(DeferredDone::Function) == sizeof(std::function<void()>));
+#endif
 
 // The last argument of a libstdc++ manager to destroy the functor.
 constexpr int kDestroy = 3;

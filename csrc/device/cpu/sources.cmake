@@ -15,6 +15,13 @@ elseif(HOROPLUG_SANITIZE STREQUAL "address")
   set(_hp_unchecked -fno-sanitize=undefined)
 endif()
 
+# Versions of clang that know AVX10 take AVX-512 for 256 bits wide unless they are told.
+set(_hp_wide)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 18
+   AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 21)
+  set(_hp_wide -mevex512)
+endif()
+
 set_source_files_properties(${_hp_kernels}_baseline.cc PROPERTIES COMPILE_OPTIONS "${_hp_kernel_flags}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set_source_files_properties(
@@ -22,7 +29,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set_source_files_properties(
     ${_hp_kernels}_avx512.cc
     PROPERTIES COMPILE_OPTIONS
-               "${_hp_kernel_flags};-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;${_hp_unchecked}")
+               "${_hp_kernel_flags};-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;${_hp_wide};${_hp_unchecked}")
 endif()
 set_source_files_properties(
   ${_hp_kernels}_baseline.cc ${_hp_kernels}_avx2.cc ${_hp_kernels}_avx512.cc

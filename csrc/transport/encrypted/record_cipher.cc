@@ -1,12 +1,11 @@
 #include "transport/encrypted/record_cipher.h"
 
-#include <strings.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 
 #include "base/status.h"
+#include "base/wipe.h"
 
 namespace horoplug {
 namespace {
@@ -59,7 +58,7 @@ RecordCipher::RecordCipher(const Libcrypto& libcrypto, Direction direction, Key 
   use_key();
 }
 
-RecordCipher::~RecordCipher() { ::explicit_bzero(key_.data(), key_.size()); }
+RecordCipher::~RecordCipher() { wipe(key_); }
 
 void RecordCipher::use_key() {
   require(libcrypto_.cipher_init(context_.get(), nullptr, nullptr, key_.data(), nullptr, -1) == 1);
@@ -73,7 +72,7 @@ void RecordCipher::replace_key() {
                           next.data(), &bytes) != nullptr &&
           bytes == next.size());
   key_ = next;
-  ::explicit_bzero(next.data(), next.size());
+  wipe(next);
   use_key();
   left_ = records_per_key_;
 }

@@ -1,0 +1,11 @@
+# The compiler of the wheels: clang in the package ziglang of PyPI, with the headers and symbols of an old glibc, for any
+# architecture. Its C++ runtime becomes part of each library.
+#   -DHOROPLUG_ZIG=/path/of/zig -DHOROPLUG_ZIG_TARGET=x86_64-linux-gnu.2.17
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES HOROPLUG_ZIG HOROPLUG_ZIG_TARGET)
+string(REGEX REPLACE "-.*" "" CMAKE_SYSTEM_PROCESSOR "${HOROPLUG_ZIG_TARGET}")
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_CXX_COMPILER "${HOROPLUG_ZIG}" c++ -target ${HOROPLUG_ZIG_TARGET})
+# Paths in messages of assertions are the same in every folder.
+set(CMAKE_CXX_FLAGS_INIT "-ffile-prefix-map=${CMAKE_SOURCE_DIR}=.")
+set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)
