@@ -132,6 +132,7 @@ wheel: .venv/.test
 
 # Wheels for all architectures and for the Pythons of this machine, into dist/wheels.
 .venv-wheels/.installed: requirements/wheels.txt
+	@rm -rf build/wheels  # of other versions
 	$(PYTHON) -m venv --clear .venv-wheels
 	.venv-wheels/bin/pip $(INSTALL) --require-hashes -r $<
 	@touch $@

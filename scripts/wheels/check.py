@@ -70,8 +70,10 @@ def check_wheel(path: Path, shared: dict[tuple[str, str], set[str]]) -> None:
                 shared[architecture, name].add(hashlib.sha256(content).hexdigest())
             else:
                 expect(f"-{architecture}-linux-gnu.so" in name, path.name, "contains", name)
-        (bill,) = (name for name in names if name.endswith("/sboms/horoplug.cdx.json"))
-        parts = {part["name"] for part in json.loads(wheel.read(bill))["components"]}
+        bills = [name for name in names if name.endswith(".dist-info/sboms/horoplug.cdx.json")]
+        expect(len(bills) == 1, path.name, "has no bill of materials")
+        components = [part for bill in bills for part in json.loads(wheel.read(bill))["components"]]
+        parts = {part["name"] for part in components}
         licensed = {name.split("/")[2] for name in names if ".dist-info/licenses/" in name}
         expect(licensed == parts | {"LICENSE"}, path.name, "has licences of", sorted(licensed))
     wanted = {"_native", "libhoroplug", "libhoroplug_jax", "libhoroplug_tensorflow"}

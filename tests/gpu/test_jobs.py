@@ -186,14 +186,14 @@ def quick():
     }
 
 
-def load(job, hosts, devices, algorithm, op=hvd.Sum):
-    """Operations without short limits. Their processes, which the next job uses too, may be new ones: to load libraries
-    and code from a busy disk may take them longer than the limits of quick()."""
+def start_processes(job, hosts, devices, algorithm, op=hvd.Sum):
+    """Run operations in a job without short time limits, whose processes the next job uses again. New processes load
+    libraries and code, which may take longer than the limits of quick() on a busy machine."""
     with job(hosts, devices, algorithm) as ranks:
-        ranks.run(check_operations_of, op)
+        ranks.run(allreduce_three_times, op)
 
 
-def check_operations_of(op):
+def allreduce_three_times(op):
     array = device().array(values("float32", (10_000,)))
     for _ in range(3):
         hvd.allreduce(array, op=op)
@@ -244,7 +244,7 @@ def check_lost_rank(started, op):
     ],
 )
 def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorithm, op, how):
-    load(job, hosts, devices, algorithm, op)
+    start_processes(job, hosts, devices, algorithm, op)
     with job(hosts, devices, algorithm, **quick()) as ranks:
         check_errors_name_the_lost_rank(ranks, how, check_lost_rank, tmp_path / "started", op)
 
@@ -279,7 +279,7 @@ def test_killed_or_stopped_rank_of_overlapping_sets_is_named(
     job, tmp_path, devices, algorithm, how
 ):
     """All others get the error: those that share a set with the rank, and the one that does not."""
-    load(job, "aaaa", devices, algorithm)
+    start_processes(job, "aaaa", devices, algorithm)
     with job("aaaa", devices, algorithm, HOROVOD_DYNAMIC_PROCESS_SETS="1", **quick()) as ranks:
         check_errors_name_the_lost_rank(ranks, how, check_crossing_sets, tmp_path / "started")
 
