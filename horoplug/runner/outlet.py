@@ -78,6 +78,14 @@ class Descriptor:
         self.error: OSError | None = None
         """The error after which nothing more is written; None if there was none."""
 
+    @property
+    def columns(self) -> int:
+        """Cells in a row of the terminal, which may change; 0 if it is none."""
+        try:
+            return os.get_terminal_size(self._fd).columns if self.terminal else 0
+        except OSError:  # the terminal has gone
+            return 0
+
     def write(self, data: bytes) -> None:
         """Queue all of ``data``; after an error it is dropped. Errors: BrokenPipeError if the reader has ended."""
         if isinstance(self.error, BrokenPipeError):

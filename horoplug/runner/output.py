@@ -2,8 +2,8 @@
 
 Example: ``[1]<stdout>:text``. Lines are written as a whole, so that they never mix; a last line without a newline gets
 one. Progress bars redraw a line with a carriage return:
-- on a terminal, the bar of one rank at a time stays below the other output, and other bars only show their final state;
-  without a bar, the launcher's status line may stand there;
+- on a terminal, the bar of one rank at a time stays below the other output, cut to one row, and other bars only show
+  their final state; without a bar, the launcher's status line may stand there;
 - in a file or pipe, the states of a bar become lines: at most one per second and stream, and always the last one."""
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import BinaryIO, Protocol
 
 from horoplug.base.private_file import open_private_file
 
+from .cells import fit
+
 STREAMS = ("stdout", "stderr")
 MAX_LINE = 1 << 20  # bytes; longer lines are broken, to bound the launcher's memory
 BAR_SECONDS = 1.0  # between two lines of a progress bar in a file or pipe
@@ -26,6 +28,10 @@ class Writer(Protocol):
     """The destination of one of the launcher's streams."""
 
     terminal: bool
+
+    @property
+    def columns(self) -> int:
+        """Cells in a row of the terminal; 0 if they are not known."""
 
     def write(self, data: bytes) -> None:
         """Write all of ``data``. Errors: OSError, in particular BrokenPipeError."""
@@ -127,7 +133,7 @@ class RankOutput:
         stderr must be a terminal. Without ``draw``, the change shows with the next output."""
         before, self._status = self._status, text.encode("utf-8", "backslashreplace")
         if draw and self._live is None and (before or self._status):
-            self._errors.write(_CLEAR + self._status)
+            self._errors.write(_CLEAR + fit(self._status, self._errors.columns))
 
     def close(self) -> None:
         """Write incomplete lines, and close the files. If several of these are incomplete, a line tells how many."""
@@ -182,7 +188,7 @@ class RankOutput:
         if stream.writer.terminal:
             if self._live is None or self._live[0] is stream:
                 self._live = stream, self._prefix(stream) + states[-1]
-                stream.writer.write(_CLEAR + self._live[1])
+                stream.writer.write(_CLEAR + fit(self._live[1], stream.writer.columns))
         elif time.monotonic() - stream.shown >= BAR_SECONDS:
             stream.shown = time.monotonic()
             stream.writer.write(self._prefix(stream) + states[-1] + b"\n")
@@ -203,7 +209,7 @@ class RankOutput:
             return
         writer.write(_CLEAR)
         stream.writer.write(data)
-        writer.write(bottom)
+        writer.write(fit(bottom, writer.columns))
 
     def _prefix(self, stream: _RankStream) -> bytes:
         when = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Any
 
@@ -49,6 +50,13 @@ class _Writer:
             self.terminal = bool(stream.isatty())
             return
         self.terminal = False
+
+    @property
+    def columns(self) -> int:
+        """Cells in a row of the terminal; 0 if it is none."""
+        with contextlib.suppress(Exception):
+            return os.get_terminal_size(self._stream.fileno()).columns if self.terminal else 0
+        return 0
 
     def write(self, data: bytes) -> None:
         if self._stream is None:

@@ -415,6 +415,33 @@ def test_progress_bar_on_a_terminal():
     assert screen.data.endswith(b"\r\x1b[K[1]<stderr>:20%\n")
 
 
+@pytest.mark.parametrize(
+    ("bar", "shown"),
+    [
+        (b"short", b"short"),
+        (b"123456", b"123456"),
+        (b"1234567", b"123456"),  # the last cell stays free
+        (b"\x1b[32m12\x1b[0m34567", b"\x1b[32m12\x1b[0m3456\x1b[0m"),
+        (b"\x1b[32m1234567\x1b[0m", b"\x1b[32m123456\x1b[0m"),
+        ("▏▎▍▌▋▊▉".encode(), "▏▎▍▌▋▊".encode()),
+        ("中文字abc".encode(), "中文字".encode()),
+        ("e\u0301".encode() * 8, "e\u0301".encode() * 6),
+    ],
+)
+def test_wide_progress_bar_keeps_to_one_row(bar, shown):
+    screen = Screen(True, columns=len("[0]<stderr>:") + 7)
+    merged = output.RankOutput(1, (screen, screen))
+    merged.feed(0, 1, b"\r" + bar)
+    assert screen.data == b"\r\x1b[K[0]<stderr>:" + shown
+    screen.data = b""
+    merged.feed(0, 0, b"a line of text that may be longer\n")
+    assert screen.data == (
+        b"\r\x1b[K[0]<stdout>:a line of text that may be longer\n[0]<stderr>:" + shown
+    )
+    merged.feed(0, 1, b"\r" + bar + b"\n")
+    assert screen.data.endswith(b"[0]<stderr>:" + bar + b"\n")
+
+
 def test_endless_line_uses_bounded_memory():
     out = Screen(False)
     merged = output.RankOutput(1, (out, Screen(False)))

@@ -248,6 +248,22 @@ def terminal():
         one.close()
 
 
+def test_progress_bar_that_is_wider_than_the_terminal_keeps_to_one_row(terminal):
+    program = """
+import time
+from tqdm import tqdm
+for step in tqdm(range(20), desc="x" * 70, mininterval=0, ncols=150):
+    time.sleep(0.02)  # so that some states of the bar are shown
+"""
+    job = terminal("-np", 1, sys.executable, "-c", program)
+    job.read()
+    assert job.process.wait(scaled(20)) == 0
+    bars = re.findall(r"\r\x1b\[K(\[0\]<stderr>:x+[^\r\n]*)(?=\r\x1b)", job.data.decode())
+    assert bars
+    assert max(map(len, bars)) < 80
+    assert any(re.search(r"20/20 ", line) for line in job.screen())  # the last state, in full
+
+
 def test_job_on_a_terminal_shows_the_status_line(terminal, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
