@@ -17,14 +17,23 @@ second. Buffers hold zeros in timed iterations, and other values for the check o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from harness.clock import Summary, alternate, geometric_mean
-from harness.job import byte_count, command_line, job, options_of, parse
-from harness.peers import OPS, PEERS, Case, Peer, Prepared, partner_of
+from harness.job import command_line, job, options_of, parse
+from harness.peers import PEERS, Peer
 from harness.record import Column, Plot, Record
+
+from horoplug.bench.cases import (
+    COLLECTIVES,
+    OPS,
+    byte_count,
+    cases,
+    find_dtype,
+    iterations_of,
+    sizes,
+    wrong_elements,
+)
 
 ABOUT = """One collective, called repeatedly from Python on NumPy arrays of one size, in place if the library has that
 variant. Times are medians over the iterations; the time of an iteration is that of its slowest rank."""
@@ -44,110 +53,30 @@ COLUMNS = {
 }
 
 
-class Collective(NamedTuple):
-    """``size`` of the table over the input's size, and busbw over algbw, both by number of ranks."""
-
-    size_factor: Callable[[int], int]
-    bus_factor: Callable[[int], float]
-    divided: bool  # the size is a multiple of the number of ranks
-    reduces: bool
-
-
-COLLECTIVES = {
-    "allreduce": Collective(lambda n: 1, lambda n: 2 * (n - 1) / n, False, True),
-    "allgather": Collective(lambda n: n, lambda n: (n - 1) / n, True, False),
-    "broadcast": Collective(lambda n: 1, lambda n: 1.0, False, False),
-    "alltoall": Collective(lambda n: 1, lambda n: (n - 1) / n, True, False),
-    "reducescatter": Collective(lambda n: 1, lambda n: (n - 1) / n, True, True),
-    "sendrecv": Collective(lambda n: 1, lambda n: 2.0, False, False),
-}
-
-
-# ---- the check -------------------------------------------------------------------------------------------------------
-
-
-def pattern(case: Case, rank: int) -> np.ndarray:
-    """The pattern that a rank's input repeats: small numbers, so that every dtype represents the result exactly."""
-    start = np.arange(4) + rank
-    return (1 + start % 2 if case.op == "prod" else start % 4).astype(case.dtype)
-
-
-def values(case: Case, rank: int) -> np.ndarray:
-    return np.resize(pattern(case, rank), case.count)
-
-
-def expected(case: Case, rank: int, size: int) -> np.ndarray:
-    part = slice(rank * (case.count // size), (rank + 1) * (case.count // size))
-    if case.collective == "broadcast":
-        return values(case, 0)
-    if case.collective == "sendrecv":
-        return values(case, partner_of(rank, size))
-    if case.collective == "allgather":
-        return np.concatenate([values(case, r) for r in range(size)])
-    if case.collective == "alltoall":
-        return np.concatenate([values(case, r)[part] for r in range(size)])
-    reducers: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max, "prod": np.prod}
-    reduce = reducers.get(case.op, np.sum)
-    total = reduce([pattern(case, r).astype(np.float64) for r in range(size)], axis=0)
-    if case.op == "avg":
-        total /= size
-    result = np.resize(total.astype(case.dtype), case.count)
-    return result[part] if case.collective == "reducescatter" else result
-
-
-def wrong_elements(hvd: Any, case: Case, prepared: Prepared) -> int:
-    """The number of elements with a wrong result, summed over all ranks."""
-    prepared.x[:] = values(case, hvd.rank())
-    got, right = prepared.result(), expected(case, hvd.rank(), hvd.size())
-    wrong = right.size if got.size != right.size else int(np.count_nonzero(got != right))
-    return int(hvd.allreduce(np.array([wrong], np.int64), op=hvd.Sum, name="check")[0])
-
-
-# ---- the sweep -------------------------------------------------------------------------------------------------------
-
-
-def sizes(begin: int, end: int, factor: float) -> Iterator[int]:
-    size = float(begin)
-    while round(size) <= end:
-        yield round(size)
-        size *= factor
-
-
 def sweep(args: Any, hvd: Any, libraries: list[Peer], record: Record) -> None:
     """Rows for each size: one for each library."""
-    collective, ranks = COLLECTIVES[args.collective], hvd.size()
-    dtype = find_dtype(args.dtype)
-    previous = 0
-    for wanted in sizes(args.begin, args.end, args.factor):
-        count = max(1, wanted // dtype.itemsize)
-        if collective.divided:
-            # An allgather's size is its output, whose parts are the ranks' inputs.
-            count = max(1, count // ranks) * (ranks // collective.size_factor(ranks))
-        if count == previous:
-            continue
-        previous = count
-        case = Case(args.collective, dtype, args.op, count)
-        size = count * dtype.itemsize * collective.size_factor(ranks)
+    ranks, dtype = hvd.size(), find_dtype(args.dtype)
+    wanted = sizes(args.begin, args.end, args.factor)
+    bus_factor = COLLECTIVES[args.collective].bus_factor(ranks)
+    for size, case in cases(args.collective, dtype, args.op, wanted, ranks):
         prepared = [library.prepare(case) for library in libraries]
         wrong = [wrong_elements(hvd, case, one) for one in prepared]
-        for one in prepared:
-            one.x[:] = 0
-        iterations = args.iterations or min(1000, max(20, 2**28 // max(1, size)))
         own = None
+        iterations = args.iterations or iterations_of(size)
         times = alternate(hvd, [one.run for one in prepared], iterations)
         for library, seconds, bad in zip(libraries, times, wrong, strict=True):
             summary = Summary.of(seconds)
             own = own or summary.median
             record.row(
                 size=size,
-                count=count,
+                count=case.count,
                 library=library.name,
                 iterations=len(seconds),
                 time=summary.median * 1e6,
                 p99=summary.p99 * 1e6,
                 spread=summary.spread * 100,
                 algbw=size / summary.median / 1e9,
-                busbw=size / summary.median / 1e9 * collective.bus_factor(ranks),
+                busbw=size / summary.median / 1e9 * bus_factor,
                 ratio=summary.median / own,
                 wrong=bad,
             )
@@ -162,14 +91,6 @@ def compare(record: Record, peers: list[str]) -> None:
                 f"{peer} takes {geometric_mean([row['ratio'] for row in rows]):.2f} times as long as horoplug in "
                 f"geometric mean, and at least {least['ratio']:.2f} times (at {least['size']} B)"
             )
-
-
-def find_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def main() -> int:

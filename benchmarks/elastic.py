@@ -44,8 +44,10 @@ from typing import Any
 
 import numpy as np
 from harness.elastic_rank import End, Task, Timeouts
-from harness.job import LAUNCH, byte_count, command_line, options_of
+from harness.job import LAUNCH, command_line, options_of
 from harness.record import Column, Plot, Record
+
+from horoplug.bench.cases import byte_count
 
 HERE = Path(__file__).resolve().parent
 TORCHFT = HERE.parent / "build" / "torchft"

@@ -24,8 +24,10 @@ from statistics import geometric_mean, median
 from typing import NamedTuple
 
 from harness import mpi
-from harness.job import byte_count, command_line, options_of
+from harness.job import command_line, options_of
 from harness.record import Column, Plot, Record
+
+from horoplug.bench.cases import byte_count
 
 HERE = Path(__file__).resolve().parent
 BINARY = "allreduce_bench"

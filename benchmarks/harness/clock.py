@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Run = Callable[[], Any]
+from horoplug.bench.cases import Run
 
 BLOCKS = 5  # blocks of iterations; the compared functions alternate between blocks
 

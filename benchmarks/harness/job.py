@@ -81,13 +81,6 @@ def open_peer(name: str, hvd: Any) -> Peer:
     return peer
 
 
-def byte_count(text: str) -> int:
-    """``8``, ``64K``, ``256M`` or ``1G``; binary multiples, as in nccl-tests."""
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    unit = units.get(text[-1:].upper(), 1)
-    return int(text if unit == 1 else text[:-1]) * unit
-
-
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """The options of the command line that belong into the record."""
     return {name: value for name, value in vars(args).items() if name not in ("np", "json")}

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 
-from harness.job import byte_count
+from horoplug.bench.cases import byte_count
 
 Shape = tuple[int, ...]
 

@@ -9,67 +9,22 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from harness.clock import Run
-
-OPS = ("sum", "avg", "min", "max", "prod")
+from horoplug.bench.cases import OPS, Case, Prepared, Run, partner_of, prepare, round_trip
 
 
-@dataclass(frozen=True)
-class Case:
-    """A measured case: ``collective`` with an input of ``count`` elements per rank."""
-
-    collective: str
-    dtype: np.dtype[Any]
-    op: str
-    count: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.collective}.{self.dtype}.{self.op}.{self.count}"
-
-
-def partner_of(rank: int, size: int) -> int:
-    """The other rank of a pair. Raises SystemExit for an odd number of ranks."""
-    if size % 2:
-        raise SystemExit(f"sendrecv needs an even number of ranks, not {size}")
-    return rank ^ 1
-
-
-def round_trip(rank: int, send: Run, receive: Run) -> Run:
-    """The rank with the lower number begins."""
-    first, second = (receive, send) if rank % 2 else (send, receive)
-
-    def run() -> None:
-        first()
-        second()
-
-    return run
-
-
-class Prepared(NamedTuple):
-    """An input, one operation on it, and its output: None if the operation returns the output."""
-
-    x: np.ndarray
-    run: Run
-    output: Any = None
+class OfTensors(Prepared):
+    """The output is a tensor of PyTorch, perhaps of a type that NumPy does not know."""
 
     def result(self) -> np.ndarray:
-        """Run the operation and return its output."""
-        returned = self.run()
-        output = returned if self.output is None else self.output
-        if not isinstance(
-            output, np.ndarray
-        ):  # a tensor, perhaps of a type that NumPy does not know
-            import torch
+        import torch
 
-            bits = getattr(torch, f"int{8 * self.x.itemsize}")
-            output = output.contiguous().view(bits).numpy().view(self.x.dtype)
-        return output.ravel()
+        self.run()
+        bits = getattr(torch, f"int{8 * self.x.itemsize}")
+        return self.output.contiguous().view(bits).numpy().view(self.x.dtype).ravel()
 
 
 class Peer:
@@ -100,24 +55,9 @@ class Horoplug(Peer):
             import horoplug as hvd
         self.hvd = hvd
         hvd.init()
-        self.ops = dict(
-            zip(OPS, (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product), strict=True)
-        )
 
     def prepare(self, case: Case) -> Prepared:
-        hvd, x, name, op = self.hvd, np.empty(case.count, case.dtype), case.name, self.ops[case.op]
-        runs: dict[str, Run] = {
-            "allreduce": lambda: hvd.allreduce_(x, op=op, name=name),
-            "allgather": lambda: hvd.allgather(x, name=name),
-            "broadcast": lambda: hvd.broadcast_(x, root_rank=0, name=name),
-            "alltoall": lambda: hvd.alltoall(x, name=name),
-            "reducescatter": lambda: hvd.reducescatter(x, op=op, name=name),
-        }
-        if case.collective == "sendrecv":
-            y, other = np.empty_like(x), partner_of(hvd.rank(), hvd.size())
-            send, receive = lambda: hvd.send(x, other), lambda: hvd.recv(y, other)
-            return Prepared(x, round_trip(hvd.rank(), send, receive), y)
-        return Prepared(x, runs[case.collective])
+        return prepare(self.hvd, case)
 
 
 class TorchDistributed(Peer):
@@ -169,8 +109,8 @@ class TorchDistributed(Peer):
             other = partner_of(rank, self.size)
             send = lambda: dist.send(t, other, group)  # noqa: E731
             receive = lambda: dist.recv(exchanged, other, group)  # noqa: E731
-            return Prepared(x, round_trip(rank, send, receive), exchanged)
-        return Prepared(x, runs[case.collective], outputs.get(case.collective, t))
+            return OfTensors(x, round_trip(rank, send, receive), exchanged)
+        return OfTensors(x, runs[case.collective], outputs.get(case.collective, t))
 
     def close(self) -> None:
         if self.dist.is_initialized():

@@ -109,7 +109,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """Parse the command line and the configuration file that it names. ``--help`` prints and exits.
 
     Errors: UsageError."""
-    given = vars(_build().parse_args(arguments))
+    given = vars(build_parser().parse_args(arguments))
     command = given.pop("command", [])
     if "config_file" in given:
         given = config_file.read(given["config_file"]) | given
@@ -132,7 +132,8 @@ def options(given: dict[str, Any], command: list[str]) -> Options:
     )
 
 
-def _build() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, for its values alone: :func:`parse` also reads the configuration file."""
     parser = _Parser(
         prog="horovodrun",
         description="Run a program as N ranks of one job.",
