@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -19,6 +20,17 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+
+
+def check_platform() -> None:
+    """Say in one line why horoplug cannot be installed here, instead of by a compiler's errors."""
+    if sys.platform != "linux":
+        instead = "WSL 2 or a Linux container" if sys.platform == "win32" else "a Linux container"
+        raise SystemExit(f"horoplug runs on Linux only, and this is {sys.platform}: use {instead}")
+    if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
+        raise SystemExit(
+            "horoplug needs glibc, and this system has musl: use an image of Debian, Ubuntu, Fedora or a relative"
+        )
 
 
 def tool(name: str, folder_attribute: str) -> str:
@@ -84,6 +96,7 @@ class BuildExt(build_ext):
         return {}
 
 
+check_platform()
 # The extension has no sources of its own; naming it makes the wheel one for this platform and interpreter.
 setup(
     ext_modules=[Extension("horoplug._native", sources=[])],

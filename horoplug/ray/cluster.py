@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from horoplug.rendezvous.network.addresses import loopback
 from horoplug.runner.environment import DECIDED
 
 _ANSWER_SECONDS = 3.0
@@ -33,7 +34,7 @@ def own_address(node_ids: Iterable[str] | None = None) -> str:
     """An address of this process that the nodes reach. None: all nodes that there may be."""
     here = ray.get_runtime_context().get_node_id()
     if node_ids is not None and set(node_ids) <= {here}:
-        return "127.0.0.1"
+        return loopback()
     return str(ray.util.get_node_ip_address())
 
 

@@ -63,7 +63,7 @@ class ElasticWorkerJob:
         workers: Workers,
         limits: Limits,
         slots: Mapping[str, int],
-        address: str = "127.0.0.1",
+        address: str | None = None,
         *,
         discovery: HostDiscovery | None = None,
         cooldown_range: tuple[float, float] | None = None,

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from horoplug.base.config import value
 from horoplug.base.variables import SECRET_BYTES
+from horoplug.rendezvous.network.addresses import loopback
 
 from . import mpirun_launch
 from .arguments import Options, parse
@@ -157,7 +158,7 @@ def _address(options: Options, hosts: Sequence[Host]) -> str:
     size = options.num_proc or 1
     placements = assign_ranks(hosts or [Host("localhost", size)], size)
     if all(host.is_local for host in placements) and not mpirun_launch.is_allocated(os.environ):
-        return "127.0.0.1"
+        return loopback()
     try:
         return candidates(placements, options.interfaces)[0]
     except StartError as error:

@@ -28,7 +28,7 @@ class WorkerJob:
     def __init__(
         self,
         hosts: Sequence[str],
-        address: str = "127.0.0.1",
+        address: str | None = None,
         *,
         settings: Mapping[str, str] | None = None,
         interface: str | None = None,
@@ -36,9 +36,9 @@ class WorkerJob:
         keep_order: bool = False,
     ) -> None:
         """``hosts``: for each worker, a name that only the workers of its host have; ``address``: the address of this
-        process that all workers reach; ``settings``: variables of horoplug for all ranks, without prefix;
-        ``interface``: the network interface on which the ranks listen, None: any; ``secret``: the job's, None: a new
-        one.
+        process that all workers reach, None: all are on this host; ``settings``: variables of horoplug for all ranks,
+        without prefix; ``interface``: the network interface on which the ranks listen, None: any; ``secret``: the
+        job's, None: a new one.
 
         Ranks fill one host after the other, in the order in which the hosts appear in ``hosts``; with ``keep_order``,
         the ranks are the indices of the workers. Errors: OSError if the address cannot be bound."""

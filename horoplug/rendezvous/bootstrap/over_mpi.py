@@ -19,7 +19,7 @@ from horoplug.mpi import thread as mpi_thread
 from horoplug.mpi.libraries import check_single_library
 from horoplug.rendezvous.bootstrap.job_key import REMEDY, derive, key_file, user_key
 from horoplug.rendezvous.bootstrap.launcher_environment import LaunchedProcess, recognise
-from horoplug.rendezvous.network.addresses import own_address
+from horoplug.rendezvous.network.addresses import loopback, own_address
 from horoplug.rendezvous.network.host_token import HostToken
 from horoplug.rendezvous.network.topology import host_key
 from horoplug.rendezvous.store.server import StoreServer
@@ -170,7 +170,7 @@ def _serve(
     a new secret."""
     own = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
     try:
-        address = "127.0.0.1" if on_one_host else own_address(config.gloo_iface)
+        address = loopback() if on_one_host else own_address(config.gloo_iface)
         server = StoreServer(own, address)
     except (OSError, ValueError) as error:
         return None, f"-rank 0 cannot serve the rendezvous: {error}".encode()

@@ -18,7 +18,7 @@ from horoplug.base.config import Config
 from horoplug.base.errors import AuthenticationError, RendezvousError, WrongSecretError
 from horoplug.rendezvous.bootstrap.job_key import REMEDY, job_secret, key_file
 from horoplug.rendezvous.bootstrap.launcher_environment import BootstrapAddress, LaunchedProcess
-from horoplug.rendezvous.network.addresses import addresses, own_address
+from horoplug.rendezvous.network.addresses import addresses, loopback, own_address
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
 
@@ -44,7 +44,7 @@ def candidate_hosts(config: Config, where: BootstrapAddress) -> list[str]:
     """The hosts on one of which rank 0 serves, in order of preference."""
     if config.rendezvous_addr is not None:
         return [config.rendezvous_addr]
-    return ["127.0.0.1"] if where.on_one_host else list(where.hosts)
+    return [loopback()] if where.on_one_host else list(where.hosts)
 
 
 def bootstrap_over_tcp(
@@ -65,8 +65,8 @@ def bootstrap_over_tcp(
 
 
 def _resolve(host: str) -> list[str]:
-    # 127.0.0.1 means that all ranks are on this host: the loopback address must not be replaced.
-    return [host] if host == "127.0.0.1" else addresses(host)
+    # These mean that all ranks are on this host: the loopback address must not be replaced.
+    return [host] if host in ("127.0.0.1", "::1") else addresses(host)
 
 
 # ---- rank 0 ----------------------------------------------------------------------------------------------------------

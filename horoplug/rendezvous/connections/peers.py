@@ -291,8 +291,7 @@ class _PeerConnector:
 
     def _create_shared_memory(self) -> None:
         """Create the descriptors for the peers on this host: an empty memfd and an eventfd."""
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # the core seals it when it has its size
-        self.own_fds.append(os.memfd_create(f"horoplug-{self.rank}", flags))
+        self.own_fds.append(_new_memfd(f"horoplug-{self.rank}"))
         self.own_fds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self.me.fds = (self.own_fds[0], self.own_fds[1])
 
@@ -393,3 +392,15 @@ class _PeerConnector:
             for fd in fds:
                 os.close(fd)
         self.own_fds, self.through_hub = [], {}
+
+
+def _new_memfd(name: str) -> int:
+    """An empty memfd, which the core seals when it has its size. Errors: RendezvousError."""
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (OSError, AttributeError) as error:
+        why = "this Python has none" if isinstance(error, AttributeError) else error.strerror
+        raise RendezvousError(
+            f"the ranks of a host share memory by memfd_create, which is not possible here ({why}): it needs Linux "
+            "3.17, a Python that was built for it, and in a container a seccomp profile that allows it"
+        ) from None

@@ -27,7 +27,17 @@ def own_address(interface: str | None = None) -> str:
             except OSError:
                 continue
     # Loopback comes last in the list, so that it is chosen only on a host without a network.
-    return next((each.address for each in interfaces()), "127.0.0.1")
+    return next((each.address for each in interfaces()), loopback())
+
+
+def loopback() -> str:
+    """The address under which the processes of this host reach each other: 127.0.0.1, or ::1 on a host without IPv4."""
+    try:
+        with socket.socket(socket.AF_INET) as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
 
 
 def addresses(name: str) -> list[str]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from horoplug.base import descriptors, threads
 from horoplug.base.errors import AuthenticationError, ProtocolError, TamperedMessageError
 from horoplug.rendezvous.network.acceptor import Acceptor
+from horoplug.rendezvous.network.addresses import loopback
 from horoplug.rendezvous.network.auth import FRAME_BYTES, Encryption, Handshake, Role
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.rendezvous.network.messages import MessageChannel
@@ -54,12 +55,13 @@ class StoreServer:
     def __init__(
         self,
         secret: bytes,
-        address: str = "127.0.0.1",
+        address: str | None = None,
         port: int = 0,
         *,
         auth_seconds: float = AUTH_SECONDS,
     ) -> None:
-        """Listen on ``address`` and serve. Port 0 takes a free port; :attr:`address` has the result.
+        """Listen on ``address``, by default that of loopback, and serve. Port 0 takes a free port; :attr:`address` has
+        the result.
 
         ``auth_seconds``: limit for a client's authentication. Errors: OSError if the address cannot be bound."""
         # All ranks may connect at once. Unauthenticated connections may take half of the descriptors.
@@ -77,6 +79,7 @@ class StoreServer:
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._watched: tuple[bytes, Callable[[bytes], object]] | None = None
         self._stop = False
+        address = loopback() if address is None else address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server(
             (address, port), family=family, backlog=BACKLOG, reuse_port=False

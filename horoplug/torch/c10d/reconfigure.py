@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from horoplug.base.config import Config
 from horoplug.base.errors import RendezvousError
-from horoplug.rendezvous.network.addresses import own_address
+from horoplug.rendezvous.network.addresses import loopback, own_address
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -24,7 +24,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def host_for_others() -> str:
     """The address at which the other ranks reach this process."""
     if os.environ.get("MASTER_ADDR") in _LOOPBACK:
-        return "127.0.0.1"
+        return loopback()
     return own_address(Config.from_env().gloo_iface)
 
 
