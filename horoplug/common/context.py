@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import itertools
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from horoplug._native import Engine, Error, Status
 from horoplug.base import descriptors, log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError, RendezvousError
+from horoplug.base.numbers import consecutive, numbers
 from horoplug.common import compute_threads
 from horoplug.common.added_sets import AddedSets, RegisteredProcessSet
 from horoplug.common.engine_start import start_engine
@@ -80,7 +80,7 @@ class Context:
         # Number of rendezvous so far, by the ranks that took part (None: all).
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles are not reused after another init, so that stale ones are recognized.
-        self._numbers = itertools.count(1)
+        self._numbers = numbers()
         self._first_number = 1
         self._report: Report | None = None
         self._hooked = False
@@ -387,7 +387,7 @@ class Context:
 
     def track_batch(self, batch: InFlight, count: int) -> list[int]:
         """Like :meth:`track` for a batch of ``count`` operations; their handles are consecutive."""
-        handles = list(itertools.islice(self._numbers, count))
+        handles = consecutive(self._numbers, count)
         self.operations.update(dict.fromkeys(handles, batch))
         return handles
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 import collections
 import hashlib
 import hmac
-import itertools
 import struct
 import threading
 from typing import NamedTuple
 
 from horoplug.base.errors import TamperedMessageError
+from horoplug.base.numbers import numbers
 
 _FIELDS = struct.Struct("!QQQ32s")
 HEADER_BYTES = _FIELDS.size + 32
@@ -67,7 +67,7 @@ class ObjectTags:
         self._key = key
         self._rank = rank
         self._capacity = _REMEMBERED + _REMEMBERED_PER_RANK * size
-        self._numbers = itertools.count(1)
+        self._numbers = numbers()
         self._lock = threading.Lock()
         # In the order of last use, the least recently used operation first.
         self._known: collections.OrderedDict[ObjectOperation, _Known] = collections.OrderedDict()

@@ -2,7 +2,9 @@
 
 import _thread
 import contextlib
+import itertools
 import logging
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
+from horoplug.base.numbers import FREE_THREADED, LockedNumbers, consecutive
 from tests.harness.busy_training import Load
 from tests.harness.busy_training import run as run_busy_training
 from tests.harness.checks.errors import internal
@@ -112,7 +115,100 @@ def deadlock_beside_libraries():
             end.set()
 
 
+@pytest.mark.skipif(
+    FREE_THREADED, reason="CPython does not let one thread see what another one waits for"
+)
 def test_other_threads_do_not_hide_a_deadlock(pool):
     with pool.ranks(2, env=QUICK) as job:
         internal(job.outcomes(deadlock_beside_libraries), "deadlock: ", "here", "there")
         assert job.run(reduce, "after") == [2, 2]
+
+
+def operations_of_many_threads(threads, rounds, given_seed):
+    """Each thread calls operations of all kinds. Some of the asynchronous ones are waited for by another thread.
+    Returns what was wrong."""
+    rank, size = hvd.rank(), hvd.size()
+    start = threading.Barrier(threads)
+    wrong = []
+    passed_on = [[] for _ in range(threads)]
+
+    def check(what, got, wanted):
+        if not np.array_equal(got, wanted):
+            wrong.append((what, got, wanted))
+
+    def loop(me):
+        choices = random.Random(given_seed + me)  # the same on all ranks
+        start.wait(LIMIT)
+        for i in range(rounds):
+            name = f"{me}.{i}"
+            value = np.full(choices.choice([1, 3, 1000, 40_000]), float(rank + me), np.float32)
+            total = np.full_like(value, sum(range(size)) + me * size)
+            kind = choices.randrange(6)
+            if kind == 0:
+                check(name, hvd.allreduce(value, op=hvd.Sum, name=name), total)
+            elif kind == 1:
+                parts = [np.full(min(r + 1, len(value)), float(r + me)) for r in range(size)]
+                check(name, hvd.allgather(value[: rank + 1], name=name), np.concatenate(parts))
+            elif kind == 2:
+                handle = hvd.allreduce_async(value, op=hvd.Sum, name=name)
+                while not hvd.poll(handle):
+                    pass
+                check(name, hvd.synchronize(handle), total)
+            elif kind == 3:
+                handles = hvd.grouped_allreduce_async([value, value], op=hvd.Sum, name=name)
+                for result in hvd.synchronize(handles):
+                    check(name, result, total)
+            elif kind == 4:
+                root = choices.randrange(size)
+                check(name, hvd.broadcast(value, root, name=name), np.full_like(value, root + me))
+            else:
+                handle = hvd.allreduce_async(value, op=hvd.Sum, name=name)
+                passed_on[(me + 1) % threads].append((name, handle, total))
+            while passed_on[me]:
+                other, handle, wanted = passed_on[me].pop(0)
+                check(other, hvd.synchronize(handle), wanted)
+
+    def run(me):
+        try:
+            loop(me)
+        except BaseException as error:
+            wrong.append((me, repr(error)))
+            raise
+
+    running = [threading.Thread(target=run, args=(me,)) for me in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(LIMIT)
+    for left in passed_on:
+        for name, handle, wanted in left:
+            check(name, hvd.synchronize(handle), wanted)
+    return wrong
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aab"])
+def test_many_threads_of_a_rank_call_operations(pool, hosts):
+    with pool.ranks(len(hosts), hosts=hosts) as job:
+        wrong = job.run(operations_of_many_threads, 6, 60, seed())
+        assert wrong == [[]] * len(hosts)
+
+
+def test_numbers_are_given_once():
+    """As context's handles are without a global interpreter lock."""
+    numbers, taken = LockedNumbers(), [[] for _ in range(4)]
+    start = threading.Barrier(len(taken))
+
+    def take(own):
+        start.wait(LIMIT)
+        for _ in range(2000):
+            own.append(next(numbers))
+            batch = consecutive(numbers, 3)
+            assert batch == list(range(batch[0], batch[0] + 3))
+            own += batch
+
+    threads = [threading.Thread(target=take, args=(own,)) for own in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert sorted(itertools.chain(*taken)) == list(range(1, 4 * 2000 * 4 + 1))

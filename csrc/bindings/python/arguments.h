@@ -21,6 +21,13 @@ class Items {
       : fast_(
             pybind11::reinterpret_steal<pybind11::object>(PySequence_Fast(sequence.ptr(), what))) {
     if (!fast_) throw pybind11::error_already_set();
+#ifdef Py_GIL_DISABLED
+    // Another thread may change a list meanwhile. Copying it takes the list's lock.
+    if (PyList_Check(fast_.ptr())) {
+      fast_ = pybind11::reinterpret_steal<pybind11::object>(PyList_AsTuple(fast_.ptr()));
+      if (!fast_) throw pybind11::error_already_set();
+    }
+#endif
   }
   Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(fast_.ptr()); }
   PyObject* operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(fast_.ptr(), i); }

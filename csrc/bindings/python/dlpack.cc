@@ -1,5 +1,6 @@
 #include "dlpack.h"
 
+#include <pybind11/critical_section.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -121,6 +122,7 @@ class DlpackTensor {
 };
 
 std::unique_ptr<DlpackTensor> take_dlpack(py::handle capsule) {
+  const py::scoped_critical_section one_thread(capsule);  // only one may find it unused
   if (PyCapsule_IsValid(capsule.ptr(), Versioned::kName) != 0) {
     return DlpackTensor::take<Versioned>(capsule);
   }

@@ -182,8 +182,9 @@ hp_handle Engine::create_buffer(std::uint64_t bytes) {
 }
 
 std::unique_ptr<Buffer> Engine::take_buffer(hp_handle handle) {
+  hp_engine* const engine = get();
   hp_buffer* buffer = nullptr;
-  check(hp_buffer_take(get(), handle, &buffer));
+  check(exclusively([&] { return hp_buffer_take(engine, handle, &buffer); }));
   return std::make_unique<Buffer>(buffer);
 }
 
@@ -225,8 +226,8 @@ bool Engine::poll(hp_handle handle) {
   if (hp_poll(engine, handle) != HP_IN_PROGRESS) return true;
   // A thread that does nothing but poll waits, as in wait().
   const double now = seconds();
-  if (now - listed_at_ >= kPollSlice) {
-    listed_at_ = now;
+  double listed_at = listed_at_;
+  if (now - listed_at >= kPollSlice && listed_at_.compare_exchange_strong(listed_at, now)) {
     expect_threads(engine);
   }
   return false;
@@ -306,25 +307,33 @@ std::unique_ptr<DeviceMemory> Engine::device_allocate(int device, std::int64_t b
 Result Engine::result(hp_handle handle, int index, std::uintptr_t stream) {
   hp_tensor_result found = {};
   found.struct_size = sizeof(found);
-  check(hp_result(get(), handle, index, &found));
-  Result result{found.rows, {}, py::none()};
-  if (found.row_counts != nullptr) {
-    result.row_counts.assign(found.row_counts, found.row_counts + found.row_count_size);
-  }
-  if (found.owned != 0 && found.device < 0) {
-    void* data = nullptr;
-    check(hp_take(get(), handle, index, &data));
-    result.memory = py::cast(std::make_unique<Memory>(data, found.bytes));
-  } else if (found.owned != 0) {
-    hp_device_memory* memory = nullptr;
-    check(hp_take_device(get(), handle, index, to_stream(stream), &memory));
+  std::vector<std::int64_t> row_counts;
+  void* data = nullptr;
+  hp_device_memory* memory = nullptr;
+  hp_engine* const engine = get();
+  check(exclusively([&] {
+    const hp_status status = hp_result(engine, handle, index, &found);
+    if (status != HP_OK) return status;
+    if (found.row_counts != nullptr) {
+      row_counts.assign(found.row_counts, found.row_counts + found.row_count_size);
+    }
+    if (found.owned == 0) return HP_OK;
+    if (found.device < 0) return hp_take(engine, handle, index, &data);
+    return hp_take_device(engine, handle, index, to_stream(stream), &memory);
+  }));
+  Result result{found.rows, std::move(row_counts), py::none()};
+  if (data != nullptr) result.memory = py::cast(std::make_unique<Memory>(data, found.bytes));
+  if (memory != nullptr) {
     result.memory =
         py::cast(std::make_unique<DeviceMemory>(memory, found.bytes, found.device, stream));
   }
   return result;
 }
 
-void Engine::release(hp_handle handle) { check(hp_release(get(), handle)); }
+void Engine::release(hp_handle handle) {
+  hp_engine* const engine = get();
+  check(exclusively([&] { return hp_release(engine, handle); }));
+}
 
 void Engine::release_batch(const std::vector<hp_handle>& handles) {
   for (const hp_handle handle : handles) release(handle);

@@ -3,9 +3,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,12 +79,21 @@ class Engine {
   // Raises Error in a forked child, to which the engine does not belong.
   hp_engine* get() const;
   void close();
+  // One thread at a time reads a result or releases a handle: without the GIL, another thread might
+  // release the operation whose result is being read. `function` returns a status and must not use
+  // Python, whose garbage collection may call release().
+  template <typename Function>
+  hp_status exclusively(Function&& function) {
+    const std::lock_guard lock(results_);
+    return function();
+  }
 
   hp_engine* engine_ = nullptr;
   pybind11::object log_callable_;
   std::unique_ptr<LogQueue> log_;
   int generation_ = fork_generation;
-  double listed_at_ = 0;  // see poll()
+  std::mutex results_;
+  std::atomic<double> listed_at_ = 0;  // see poll()
 };
 
 // Adds Engine, Result and Prepared to the module.

@@ -33,7 +33,8 @@ std::string gpu_capabilities(const std::vector<std::string>& files) {
 
 }  // namespace
 
-PYBIND11_MODULE(_native, module) {
+// Without the GIL, see docs/design/free-threading.md.
+PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
   using namespace py::literals;
 
   if (hp_abi_version() != HP_ABI_VERSION) {

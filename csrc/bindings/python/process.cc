@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -29,7 +30,7 @@ namespace {
 
 // Ends a process whose exit takes too long. Never destroyed: a thread reads it during the exit.
 struct ExitGuard {
-  bool set = false;
+  std::once_flag set;
   double seconds = 0;
   std::string text;
 
@@ -41,17 +42,19 @@ struct ExitGuard {
 ExitGuard& exit_guard = *new ExitGuard;
 
 void guard_exit(double seconds, const std::string& text) {
-  if (exit_guard.set) return;
-  exit_guard = {true, seconds, text + "\n"};
-  // Functions that are registered later run earlier.
-  const int refused = Py_AtExit([] {
-    if (exit_guard.seconds <= 0) exit_guard.end();
-    std::thread([] {
-      std::this_thread::sleep_for(std::chrono::duration<double>(exit_guard.seconds));
-      exit_guard.end();
-    }).detach();
+  std::call_once(exit_guard.set, [&] {
+    exit_guard.seconds = seconds;
+    exit_guard.text = text + "\n";
+    // Functions that are registered later run earlier.
+    const int refused = Py_AtExit([] {
+      if (exit_guard.seconds <= 0) exit_guard.end();
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::duration<double>(exit_guard.seconds));
+        exit_guard.end();
+      }).detach();
+    });
+    if (refused != 0) throw std::runtime_error("too many functions are registered for the exit");
   });
-  if (refused != 0) throw std::runtime_error("too many functions are registered for the exit");
 }
 
 }  // namespace

@@ -20,6 +20,15 @@ namespace py = pybind11;
 namespace horoplug {
 namespace {
 
+// Without the interpreter's lock, a thread may leave a frame while another one reads it, which
+// CPython does not make safe. Then frames are not read, and nothing is known of what threads do in
+// Python.
+#ifdef Py_GIL_DISABLED
+constexpr bool kReadsFrames = false;
+#else
+constexpr bool kReadsFrames = true;
+#endif
+
 // Null without an exception if there is none.
 py::object attribute(py::handle object, const char* name) {
   const auto key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
@@ -33,6 +42,14 @@ py::object attribute(py::handle object, const char* name) {
   return value;
 }
 
+// The item of a dictionary; null if there is none. Not a borrowed reference, since another thread
+// may remove the item.
+py::object item(PyObject* dictionary, const char* name) {
+  PyObject* const found = PyMapping_GetItemString(dictionary, name);
+  if (found == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+
 // An item of a module's namespace. Null if the module is not loaded, or has ended with the
 // interpreter.
 py::object global(const char* module, const char* name) {
@@ -44,8 +61,7 @@ py::object global(const char* module, const char* name) {
     return {};
   }
   PyObject* const names = PyModule_Check(loaded.ptr()) ? PyModule_GetDict(loaded.ptr()) : nullptr;
-  if (names == nullptr) return {};
-  return py::reinterpret_borrow<py::object>(PyDict_GetItemString(names, name));
+  return names == nullptr ? py::object() : item(names, name);
 }
 
 // The objects of threading for all threads that run, by their identifiers.
@@ -60,9 +76,9 @@ py::dict running_threads() {
 
 // The innermost frames of all threads, by their identifiers.
 py::dict current_frames() {
-  PyObject* const function = PySys_GetObject("_current_frames");
-  if (function == nullptr) return {};
-  auto frames = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function));
+  const py::object function = global("sys", "_current_frames");
+  if (!function || !kReadsFrames) return {};
+  auto frames = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
   if (!frames) throw py::error_already_set();
   return frames;
 }
@@ -96,9 +112,9 @@ bool is_in_module(const py::object& frame, const char* name) {
   if (!frame) return false;
   const py::object names = attribute(frame, "f_globals");
   if (!names || !PyDict_Check(names.ptr())) return false;
-  PyObject* const module = PyDict_GetItemString(names.ptr(), "__name__");
-  return module != nullptr && PyUnicode_Check(module) &&
-         PyUnicode_CompareWithASCIIString(module, name) == 0;
+  const py::object module = item(names.ptr(), "__name__");
+  return module && PyUnicode_Check(module.ptr()) &&
+         PyUnicode_CompareWithASCIIString(module.ptr(), name) == 0;
 }
 
 // Whether a thread waits for the next call of its executor: its innermost function is then that of
@@ -110,9 +126,7 @@ bool is_idle_executor_thread(const py::dict& frames, py::handle ident) {
 // A local variable of a frame; null if there is none. Reading it runs no Python code.
 py::object local(const py::object& frame, const char* name) {
   const py::object locals = attribute(frame, "f_locals");
-  PyObject* const value = locals ? PyMapping_GetItemString(locals.ptr(), name) : nullptr;
-  if (value == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(value);
+  return locals ? item(locals.ptr(), name) : py::object();
 }
 
 bool is_of_this_process(std::int64_t id) {
@@ -154,7 +168,7 @@ class Threads {
     std::vector<std::int64_t> ids;
     for (const Thread& thread : list_) {
       const bool is_given = std::find(idents.begin(), idents.end(), thread.ident) != idents.end();
-      if (is_given && !thread.in_threading) ids.push_back(thread.id);
+      if (kReadsFrames && is_given && !thread.in_threading) ids.push_back(thread.id);
     }
     return ids;
   }
