@@ -1,6 +1,6 @@
 # Needs only a bare Debian machine with python3: make demo, make test. All files are created in the checkout:
-# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), .venv-wheels, build (one CMake
-# directory per configuration), dist, .cache.
+# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), .venv-wheels, .venv-free-threaded,
+# build (one CMake directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
 # ON: warnings of the C++ compiler are errors (CI). Unset: keep the build directory's setting.
@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels docs clean
+.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make test-upstream-examples HOROVOD=/path/to/clone   Horovod's own examples, unedited"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
 	@echo "make test-torch TORCH=2.4.1   tests of torch.distributed and torch.compile with another version of PyTorch"
+	@echo "make test-free-threaded PYTHON_T=/path/to/python3.13t   tests of the NumPy API without the global interpreter lock"
 	@echo "make test-integrations   tests with Lightning, Accelerate, Transformers and torch.compile, and of torchrun's restarts"
 	@echo "make test-image   the steps of the Dockerfile's images for jobs, in a bare Debian"
 	@echo "make test-gpu   tests that need a GPU; results go to docs/gpu-results.md"
@@ -44,6 +45,8 @@ help:
 	@echo "make bench-gpu  measure on a GPU; results go to docs/gpu-results.md"
 	@echo "make bench   compare with gloo for a few minutes; make bench-report: run all benchmarks, write docs/benchmarks.md"
 	@echo "make wheels  wheels for other machines, x86-64 and aarch64, into dist/wheels; make check-wheels: and check them"
+	@echo "make test-wheels   installs them, and runs tests with the libraries of an old Debian and for aarch64 under an emulator"
+	@echo "make release-check   all that a release needs but the upload (docs/releasing.md)"
 	@echo "make docs    build the documentation site into build/site"
 	@echo "make wheel;  make clean"
 
@@ -140,8 +143,19 @@ wheel: .venv/.test
 wheels: .venv-wheels/.installed
 	.venv-wheels/bin/python scripts/wheels/build.py dist/wheels
 
+WHEELS_PYTHON := PATH="$(CURDIR)/.venv-wheels/bin:$$PATH" python
 check-wheels: wheels
-	PATH="$(CURDIR)/.venv-wheels/bin:$$PATH" python scripts/wheels/check.py dist/wheels
+	$(WHEELS_PYTHON) scripts/wheels/check.py dist/wheels
+
+# Files that make test does not collect, because of their names.
+test-wheels: wheels .venv/.test build/.system-test
+	@scripts/system-packages $(PYTHON) debootstrap qemu-user-static
+	@$(WHEELS_PYTHON) scripts/wheels/core_tests.py >/dev/null
+	@$(ACTIVATE) python -m pytest -o python_files='*.py' tests/wheels $(PYTEST_ARGS)
+
+release-check: lint docs check-wheels test-wheels
+	@$(WHEELS_PYTHON) scripts/wheels/again.py dist/wheels
+	@$(WHEELS_PYTHON) scripts/wheels/release.py dist/wheels
 
 # Uses the machine's nvcc. KERNEL_ARCHS=80,90: code for these architectures, and PTX for later ones.
 KERNEL_ARCHS ?=
@@ -283,6 +297,21 @@ test-torch: build $(OTHER_TORCH)/.installed
 test-integrations: build $(INTEGRATIONS)/.installed $(CLUSTERS)/.installed $(TORCHFT)/.installed
 	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(INTEGRATIONS)" python -m pytest -o python_files='*.py' tests/integrations $(PYTEST_ARGS)
 
+# PYTHON_T: a Python without the global interpreter lock, for which the package is built into the checkout, too. torch is left
+# out: none of these tests needs it.
+PYTHON_T ?= python3.13t
+.venv-free-threaded/.installed: requirements/test.txt requirements/build.txt | build/.system-demo
+	$(PYTHON_T) -m venv --clear .venv-free-threaded
+	.venv-free-threaded/bin/pip $(INSTALL) -r requirements/build.txt $$(grep -E '^(cloudpickle|ml_dtypes|numpy|psutil|pytest|PyYAML)' $<)
+	@touch $@
+FREE_THREADED_TESTS := $(addprefix tests/core/,test_threads.py test_batch.py test_completions.py test_dtypes.py test_join.py \
+  test_native.py test_numpy_failures.py test_numpy_kill.py test_numpy_ops.py test_objects.py test_point_to_point.py \
+  test_process_sets.py test_shared_buffer.py)
+test-free-threaded: .venv-free-threaded/.installed
+	@PATH="$(CURDIR)/.venv-free-threaded/bin:$$PATH" HOROPLUG_BUILD_DIR=build/free-threaded python setup.py -q build_ext --inplace
+	@PATH="$(CURDIR)/.venv-free-threaded/bin:$$PATH" python -c 'import sys, horoplug._native; sys.exit(sys._is_gil_enabled())'
+	@PATH="$(CURDIR)/.venv-free-threaded/bin:$$PATH" python -m pytest $(FREE_THREADED_TESTS) $(PYTEST_ARGS)
+
 # A file that make test does not collect, because of its name: debootstrap takes a minute.
 test-image: wheel
 	@scripts/system-packages $(PYTHON) debootstrap
@@ -323,6 +352,6 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-wheels build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
+	rm -rf .venv .venv-oldest .venv-wheels .venv-free-threaded build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
 	rm -f horoplug/*.so horoplug/kernels.fatbin*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

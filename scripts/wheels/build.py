@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sbom
 import ziglang
+from pythons import pythons
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
@@ -20,34 +21,10 @@ GLIBC = "2.17"
 ARCHITECTURES = ("x86_64", "aarch64")
 # What a Python needs to build a wheel by setup.py. CMake and Ninja are programs, and are found on PATH.
 PACKAGES = ("pybind11", "setuptools")
-PROBE = """
-import os, sys, sysconfig
-tag = sys.implementation.cache_tag.replace("cpython-", "cp") + getattr(sys, "abiflags", "")
-header = os.path.join(sysconfig.get_path("include"), "Python.h")
-usable = sys.version_info >= (3, 10) and sys.implementation.name == "cpython" and os.path.exists(header)
-print(tag if usable else "")
-"""
 
 
 def run(*command: object, **variables: str) -> None:
     subprocess.run(list(map(str, command)), check=True, cwd=ROOT, env=os.environ | variables)
-
-
-def pythons() -> dict[str, str]:
-    """The Pythons of this machine that have headers, by their tags (cp311, cp313t)."""
-    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    folders += sorted((pyenv / "versions").glob("*/bin"))
-    found: dict[str, str] = {}
-    for folder in folders:
-        for program in sorted(folder.glob("python3.*")):
-            if not re.fullmatch(r"python3\.[0-9]+t?", program.name):
-                continue
-            asked = subprocess.run([program, "-c", PROBE], capture_output=True, text=True)
-            tag = asked.stdout.strip()
-            if asked.returncode == 0 and tag:
-                found.setdefault(tag, str(program))
-    return dict(sorted(found.items()))
 
 
 def environment(tag: str, program: str) -> Path:
@@ -69,23 +46,33 @@ def hashed(names: tuple[str, ...]) -> str:
     return "".join(line + "\n" for line in text.splitlines() if line.split("==")[0] in names)
 
 
-def build(python: Path, architecture: str, to: Path) -> Path:
-    """The wheel as setup.py makes it."""
-    target = f"{architecture}-linux-gnu.{GLIBC}"
-    zig = Path(ziglang.__file__).parent / "zig"
+def compiler(architecture: str) -> list[str]:
+    """CMake's options for the compiler of the wheels."""
     options = {
         "CMAKE_TOOLCHAIN_FILE": ROOT / "scripts" / "wheels" / "zig.cmake",
-        "HOROPLUG_ZIG": zig,
-        "HOROPLUG_ZIG_TARGET": target,
+        "HOROPLUG_ZIG": Path(ziglang.__file__).parent / "zig",
+        "HOROPLUG_ZIG_TARGET": f"{architecture}-linux-gnu.{GLIBC}",
     }
+    return [f"-D{name}={value}" for name, value in options.items()]
+
+
+def tools() -> dict[str, str]:
+    """The environment in which CMake and the compiler run."""
+    return {
+        "ZIG_GLOBAL_CACHE_DIR": str(WORK / "zig"),
+        "ZIG_LOCAL_CACHE_DIR": str(WORK / "zig"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def build(python: Path, architecture: str, to: Path) -> Path:
+    """The wheel as setup.py makes it."""
     shutil.rmtree(to, ignore_errors=True)
     run(
         *(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", to, ROOT),
         HOROPLUG_BUILD_DIR=str(WORK / architecture),
-        CMAKE_ARGS=" ".join(f"-D{name}={value}" for name, value in options.items()),
-        ZIG_GLOBAL_CACHE_DIR=str(WORK / "zig"),
-        ZIG_LOCAL_CACHE_DIR=str(WORK / "zig"),
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        CMAKE_ARGS=" ".join(compiler(architecture)),
+        **tools(),
     )
     (wheel,) = to.glob("*.whl")
     return wheel

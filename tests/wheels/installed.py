@@ -1,0 +1,91 @@
+"""Each wheel for this machine's architecture, installed with its Python. Not part of make test: make test-wheels."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT
+from tests.harness.limits import scaled
+
+sys.path.append(str(ROOT / "scripts" / "wheels"))
+
+from pythons import pythons
+
+WHEELS = Path(os.environ.get("HOROPLUG_TEST_WHEELS", ROOT / "dist" / "wheels"))
+PYTHONS = pythons()
+
+REDUCE = """
+import sys
+import numpy as np
+import horoplug as hvd
+
+hvd.init()
+total = hvd.allreduce(np.ones(3), op=hvd.Sum)
+gathered = hvd.allgather(np.full(hvd.rank() + 1, hvd.rank()))
+said = hvd.broadcast_object("from rank 0" if hvd.rank() == 0 else None)
+if hasattr(sys, "_is_gil_enabled"):
+    # The import has not turned on the lock of a Python that runs without.
+    assert sys._is_gil_enabled() == ("t" not in sys.abiflags)
+print(total.tolist(), gathered.tolist(), said)
+"""
+LEAVE = """
+import os, signal
+import horoplug as hvd
+
+hvd.init()
+hvd.allreduce(1.0, name="first")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+hvd.allreduce(1.0, name="second")
+"""
+
+
+def run(*command, check=True, **options):
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=scaled(300),
+        **options,
+    )
+    assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module", params=sorted(PYTHONS))
+def installed(request, tmp_path_factory):
+    """The folder of a new environment's programs, with the wheel and what it needs."""
+    (wheel,) = WHEELS.glob(f"*-{request.param}-*_{os.uname().machine}.whl")
+    folder = tmp_path_factory.mktemp(request.param)
+    run(PYTHONS[request.param], "-m", "venv", folder)
+    run(folder / "bin" / "python", "-m", "pip", "install", "-q", wheel)
+    return folder / "bin"
+
+
+def horovodrun(programs, code, check=True):
+    # Not in the checkout, where Python would import that one.
+    command = (programs / "horovodrun", "-np", "2", programs / "python", "-c", code)
+    return run(*command, check=check, cwd=programs)
+
+
+def test_two_ranks_use_a_wheel(installed):
+    said = horovodrun(installed, REDUCE).stdout
+    for rank in range(2):
+        assert f"[{rank}]<stdout>:[2.0, 2.0, 2.0] [0, 1, 1] from rank 0\n" in said
+
+
+def test_killed_rank_is_named(installed):
+    done = horovodrun(installed, LEAVE, check=False)
+    assert done.returncode != 0
+    assert "rank 1" in done.stdout + done.stderr
+    assert "second" in done.stdout + done.stderr
+
+
+def test_uninstalls_completely(installed):
+    run(installed / "python", "-m", "pip", "uninstall", "-y", "horoplug")
+    (packages,) = (installed.parent / "lib").glob("python3*/site-packages")
+    assert not list(packages.glob("horoplug*"))
