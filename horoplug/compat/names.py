@@ -40,6 +40,10 @@ MODULES: Final = {
     "horovod.keras": "horoplug.keras",
     "horovod.keras.callbacks": "horoplug.keras.callbacks",
     "horovod.keras.elastic": "horoplug.keras.elastic",
+    "horovod.mxnet": "horoplug.mxnet",
+    "horovod.mxnet.compression": "horoplug.mxnet.compression",
+    "horovod.mxnet.functions": "horoplug.mxnet.functions",
+    "horovod.mxnet.mpi_ops": "horoplug.mxnet.mpi_ops",
     "horovod.spark": "horoplug.spark",
     "horovod.spark.common": "horoplug.spark.common",
     "horovod.spark.common.backend": "horoplug.spark.common.backend",
@@ -88,7 +92,6 @@ ATTRIBUTES: Final = {
 MISSING: Final = (
     "horovod._keras",
     "horovod.data",
-    "horovod.mxnet",
     "horovod.ray.adapter",
     "horovod.ray.driver_service",
     "horovod.ray.strategy",

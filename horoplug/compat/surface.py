@@ -34,6 +34,19 @@ OWN: Final[dict[str, str]] = {
     "horovod.keras.elastic": """
         CommitStateCallback KerasState UpdateBatchStateCallback UpdateEpochStateCallback
     """,
+    "horovod.mxnet": """
+        DistributedOptimizer DistributedTrainer _append_broadcast_init broadcast_parameters
+    """,
+    "horovod.mxnet.compression": "Compression Compressor FP16Compressor NoneCompressor",
+    "horovod.mxnet.functions": "allgather_object broadcast_object",
+    "horovod.mxnet.mpi_ops": """
+        Adasum Average MPI_MXNET_LIB_CTYPES Max Min Product Sum _basics allgather allreduce allreduce_
+        alltoall broadcast broadcast_ ccl_built cross_rank cross_size cuda_built ddl_built dll_path gloo_built
+        gloo_enabled grouped_allgather grouped_allreduce grouped_allreduce_ grouped_reducescatter
+        handle_average_backwards_compatibility init is_initialized local_rank local_size mpi_built mpi_enabled
+        mpi_threads_supported nccl_built rank reducescatter rocm_built shutdown size start_timeline
+        stop_timeline
+    """,
     "horovod.ray.elastic": """
         ElasticRayExecutor GetTimeoutError RayHostDiscovery TestDiscovery logger
     """,
@@ -227,6 +240,32 @@ IMPORTED: Final[dict[str, dict[str, str]]] = {
     "horovod.keras.elastic": {
         "horovod._keras.elastic": "_impl=",
         "horovod.tensorflow.elastic": "TensorFlowKerasState run",
+    },
+    "horovod.mxnet": {
+        "horovod.common.util": "check_extension split_list",
+        "horovod.mxnet.compression": "Compression",
+        "horovod.mxnet.functions": "allgather_object broadcast_object",
+        "horovod.mxnet.mpi_ops": """
+            Adasum Average Max Min ProcessSet Product Sum add_process_set allgather allreduce allreduce_
+            alltoall broadcast broadcast_ ccl_built cross_rank cross_size cuda_built ddl_built
+            global_process_set gloo_built gloo_enabled grouped_allgather grouped_allreduce grouped_allreduce_
+            grouped_reducescatter init is_initialized local_rank local_size mpi_built mpi_enabled
+            mpi_threads_supported nccl_built rank reducescatter remove_process_set rocm_built shutdown size
+            start_timeline stop_timeline
+        """,
+    },
+    "horovod.mxnet.functions": {
+        "horovod.mxnet.mpi_ops": "allgather broadcast_ rank size",
+    },
+    "horovod.mxnet.mpi_ops": {
+        "horovod.common.basics": "_HorovodBasics=HorovodBasics",
+        "horovod.common.process_sets": """
+            ProcessSet _setup_process_sets=_setup _temp_process_set_object add_process_set global_process_set
+            remove_process_set
+        """,
+        "horovod.common.util": """
+            check_installed_version get_average_backwards_compatibility_fun get_ext_suffix
+        """,
     },
     "horovod.ray": {
         "horovod.ray.elastic": "ElasticRayExecutor",

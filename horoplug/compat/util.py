@@ -22,6 +22,7 @@ _GPU_CHECKS: Final = {
     "torch": "import torch as f; found = f.cuda.is_available()",
     "tensorflow": "import tensorflow as f; found = f.config.list_physical_devices('GPU')",
     "keras": "import tensorflow as f; found = f.config.list_physical_devices('GPU')",
+    "mxnet": "import mxnet as f; found = f.context.num_gpus() > 0",
     "jax": "import jax as f; found = any(d.platform == 'gpu' for d in f.devices())",
 }
 """By the frameworks that horoplug provides: a program that finds a GPU."""

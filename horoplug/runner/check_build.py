@@ -16,6 +16,7 @@ _FRAMEWORKS = (
     ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tf-nightly")),
     ("Keras", "keras", ("keras",)),
     ("JAX", "jax", ("jax",)),
+    ("MXNet", "mxnet", ("mxnet",)),
 )
 
 

@@ -55,7 +55,7 @@ for module in sorted(modules):
         loaded = importlib.import_module(module)
     except ImportError as error:  # the part needs a package that is not installed here
         assert "pip install" in str(error) or module.endswith("sync_batch_norm"), (module, error)
-        assert module.split(".")[1] in ("ray", "spark") or "sync_batch" in module, (module, error)
+        assert module.split(".")[1] in ("mxnet", "ray", "spark") or "sync_batch" in module, (module, error)
         continue
     for name in sorted(known):
         refusal = attributes.refusal(module, name)
@@ -348,15 +348,15 @@ def test_build_queries_of_horovod_util(capsys):
     assert not util.ccl_built()
     assert isinstance(util.nccl_built(), int)
     assert capsys.readouterr().out == ""
-    for name in ("torch", "tensorflow", "keras", "jax"):
+    for name in ("torch", "tensorflow", "keras", "jax", "mxnet"):
         installed = importlib.util.find_spec(name) is not None
         assert util.extension_available(name) == installed
     assert not util.extension_available("numpy")
-    assert not util.extension_available("mxnet")
     assert util.gpu_available("mxnet") is False
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
-    with pytest.raises(ImportError, match=r"does not provide horovod\.mxnet"):
-        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    with pytest.raises(ImportError, match=r"does not provide horovod\.paddle"):
+        util.check_extension("horovod.paddle", "HOROVOD_WITH_PADDLE", __file__, "mpi_lib")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         util.check_installed_version("torch", "0.0.1")

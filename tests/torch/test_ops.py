@@ -433,6 +433,6 @@ def test_signatures_are_horovods():
 
 def test_stubs_are_up_to_date():
     """The stubs describe the generated functions."""
-    for framework in stubs.FRAMEWORKS:
+    for framework in ("numpy", "torch"):  # tests/mxnet has MXNet's
         path, text = stubs.stubs(framework)
         assert path.read_text() == text, "run: python -m horoplug.common.stubs"

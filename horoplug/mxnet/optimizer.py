@@ -1,0 +1,131 @@
+"""``DistributedOptimizer`` for MXNet's modules, and ``DistributedTrainer`` for Gluon."""
+
+import warnings
+from typing import Any
+
+import mxnet as mx
+
+from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.mxnet.compression import Compression
+from horoplug.mxnet.gradients import Settings, average
+
+_OWN = ("_optimizer", "_settings")
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):
+    """An optimizer that averages gradients over the ranks before it updates weights.
+
+        optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.01 * hvd.size()))
+        module.fit(data, optimizer=optimizer, ...)
+
+    ``optimizer``: an optimizer of MXNet, whose attributes this one has. ``gradient_predivide_factor``: gradients are
+    divided by it before the sum and multiplied by it after the average. ``num_groups``: the number of groups of
+    gradients that are reduced together. ``process_set``: the ranks that take part; others update with their own
+    gradients."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        settings = Settings(gradient_predivide_factor, num_groups, process_set)
+        settings.check()
+        vars(self).update(_optimizer=optimizer, _settings=settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # not made yet, such as by pickle
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._optimizer, name, value)
+
+    def __reduce__(self) -> Any:
+        settings = self._settings
+        return type(self), (self._optimizer, settings.predivide_factor, settings.groups)
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Any) -> None:
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Any) -> None:
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+    def _average(self, index: Any, grad: Any) -> None:
+        is_list = isinstance(index, (list, tuple))
+        names, gradients = (index, grad) if is_list else ([index], [grad])
+        average(self._settings, [str(name) for name in names], gradients)
+
+
+class DistributedTrainer(mx.gluon.Trainer):
+    """Gluon's trainer, which averages gradients over the ranks before it updates parameters.
+
+        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.01 * hvd.size()})
+        hvd.broadcast_parameters(net.collect_params(), root_rank=0)
+        ...
+        loss.backward()
+        trainer.step(batch_size)
+
+    ``params``, ``optimizer``, ``optimizer_params``: see ``mxnet.gluon.Trainer``. ``compression``: a value of
+    ``hvd.Compression``. ``gradient_predivide_factor``, ``num_groups``, ``process_set``: see
+    :class:`DistributedOptimizer`. ``prefix``: begins the names of this trainer's operations, so that a program can have
+    several trainers.
+
+    ``step`` raises ValueError for a parameter with a sparse gradient or on several devices, and HorovodInternalError if
+    a rank has failed or the ranks have different parameters."""
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer._optimizer
+            warnings.warn(
+                "DistributedTrainer averages gradients itself: it takes the optimizer inside the DistributedOptimizer",
+                stacklevel=2,
+            )
+        self._settings = Settings(gradient_predivide_factor, num_groups, process_set, compression)
+        self._settings.check()
+        self._prefix = prefix or ""
+        # The parameters have the same order on all ranks.
+        params = sorted(params) if isinstance(params, (list, tuple)) else params
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+
+    def _allreduce_grads(self) -> None:
+        names, gradients = [], []
+        for i, param in enumerate(self._params):
+            if param.grad_req == "null":
+                continue
+            found = param.list_grad()
+            if len(found) > 1:
+                raise ValueError(
+                    f"parameter {param.name} is on several devices; start a rank for each device"
+                )
+            names.append(f"{self._prefix}{i}")
+            gradients += found
+        average(self._settings, names, gradients)
