@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import OPTIONAL, ROOT
 from tests.harness.limits import scaled
 from tests.harness.support import environment, imported_example
 
@@ -242,6 +242,20 @@ def imported(program):
 
 
 # ---- make demo ------------------------------------------------------------------------------------------------------
+
+
+def test_demo_ends_with_a_picture(tmp_path, monkeypatch):
+    demo = imported_example("demo.py")
+    trained = {"epochs": [{"accuracy": 0.5}, {"accuracy": 0.75}]}
+    accuracy, rates = demo.results(trained, {"processes": 2, "one": 500.0, "several": 950.0})
+    lines = demo.bars("accuracy", accuracy, ".1%", 1.0).splitlines()
+    assert [line.count("█") for line in lines] == [0, 20, 30]
+    assert lines[2].endswith(" 75.0%")
+    monkeypatch.syspath_prepend(OPTIONAL)
+    assert demo.draw(accuracy, rates, 1.9, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not demo.draw(accuracy, rates, 1.9, tmp_path / "none.png")
 
 
 def test_speed_up_is_measured_by_turns_and_says_if_the_machine_is_busy():
