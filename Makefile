@@ -309,9 +309,8 @@ PYTHON_T ?= python3.13t
 	$(PYTHON_T) -m venv --clear .venv-free-threaded
 	.venv-free-threaded/bin/pip $(INSTALL) -r requirements/build.txt $$(grep -E '^(cloudpickle|ml_dtypes|numpy|psutil|pytest|PyYAML)' $<)
 	@touch $@
-FREE_THREADED_TESTS := $(addprefix tests/core/,test_threads.py test_batch.py test_completions.py test_dtypes.py test_join.py \
-  test_native.py test_numpy_failures.py test_numpy_kill.py test_numpy_ops.py test_objects.py test_point_to_point.py \
-  test_process_sets.py test_shared_buffer.py)
+FREE_THREADED_TESTS := $(addprefix tests/core/test_,threads.py batch.py dtypes.py native.py numpy_failures.py numpy_kill.py \
+  numpy_lifecycle.py numpy_ops.py objects.py point_to_point.py rooted_operations.py)
 test-free-threaded: .venv-free-threaded/.installed
 	@PATH="$(CURDIR)/.venv-free-threaded/bin:$$PATH" HOROPLUG_BUILD_DIR=build/free-threaded python setup.py -q build_ext --inplace
 	@PATH="$(CURDIR)/.venv-free-threaded/bin:$$PATH" python -c 'import sys, horoplug._native; sys.exit(sys._is_gil_enabled())'

@@ -33,11 +33,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from harness.clock import Run, Summary, alternate
+from harness.clock import Summary, alternate
 from harness.job import command_line, job, options_of, parse
 from harness.models import elements, gradients
 from harness.peers import PEERS, Peer
 from harness.record import Column, Plot, Record
+
+from horoplug.bench.cases import Run
 
 ABOUT = """All gradients of a model, float32, are submitted one by one in the order of the backward pass; then the step
 waits for all of them. Time per step, including the averaging, except for variants called bare."""

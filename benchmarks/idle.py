@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness.clock import Run
 from harness.job import command_line, job, open_peer, options_of, parse
 from harness.peers import PEERS, Peer
 from harness.record import Column, Plot, Record
 
-from horoplug.bench.cases import Case
+from horoplug.bench.cases import Case, Run
 
 ABOUT = """A job without work: initialised and idle, and ranks that wait for a late rank. Processor time of the process,
 wake-ups of horoplug's progress thread, and context switches of all threads except the main thread, per second; the

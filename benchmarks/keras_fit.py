@@ -27,10 +27,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import torch
-from harness.clock import Run, Summary, alternate
+from harness.clock import Summary, alternate
 from harness.job import command_line, job, options_of, parse
 from harness.models import elements, gradients
 from harness.record import Column, Plot, Record
+
+from horoplug.bench.cases import Run
 
 ABOUT = """All gradients of a model, float32, averaged over the ranks through PyTorch, a gradient tape and a Keras
 optimizer: time per step. Nothing is computed."""

@@ -20,7 +20,7 @@ class CastCompressor(compression.CastCompressor):
 
     @staticmethod
     def _is_float32(tensor: Any) -> bool:
-        return np.dtype(tensor.dtype) == np.float32
+        return bool(np.dtype(tensor.dtype) == np.float32)
 
     @staticmethod
     def _cast(tensor: Any, dtype: Any) -> Any:

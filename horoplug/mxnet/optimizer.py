@@ -12,7 +12,7 @@ from horoplug.mxnet.gradients import Settings, average
 _OWN = ("_optimizer", "_settings")
 
 
-class DistributedOptimizer(mx.optimizer.Optimizer):
+class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     """An optimizer that averages gradients over the ranks before it updates weights.
 
         optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.01 * hvd.size()))
@@ -32,7 +32,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     ) -> None:
         settings = Settings(gradient_predivide_factor, num_groups, process_set)
         settings.check()
-        vars(self).update(_optimizer=optimizer, _settings=settings)
+        self.__dict__.update(_optimizer=optimizer, _settings=settings)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # not made yet, such as by pickle
@@ -75,7 +75,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         average(self._settings, [str(name) for name in names], gradients)
 
 
-class DistributedTrainer(mx.gluon.Trainer):
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     """Gluon's trainer, which averages gradients over the ranks before it updates parameters.
 
         trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.01 * hvd.size()})

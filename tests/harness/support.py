@@ -32,6 +32,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from horoplug.base.numbers import FREE_THREADED
 from horoplug.rendezvous.store.server import StoreServer
 from tests.harness import ROOT
 from tests.harness.limits import scaled
@@ -107,16 +108,28 @@ def wait_until_stopped(pid: int) -> None:
     until(lambda: process_state(pid) == "T", 60)
 
 
+def _until_asleep(thread: int) -> None:
+    stat, looks = Path(f"/proc/self/task/{thread}/stat"), 0
+    while looks < 20:
+        asleep = stat.read_text().rpartition(")")[2].split()[0] == "S"
+        looks = looks + 1 if asleep else 0
+        time.sleep(0.002)
+
+
 @contextlib.contextmanager
 def once_this_thread_waits(action: Callable[..., Any], *args: Any) -> Iterator[None]:
     """Run an action in another thread as soon as this one waits in a call that releases the GIL.
 
-    Nothing else releases the GIL meanwhile."""
+    Nothing else releases the GIL meanwhile. Without a GIL, the thread counts as waiting when it sleeps in several looks
+    of the other one."""
     before = sys.getswitchinterval()
     gate = threading.Lock()
+    waiting = threading.get_native_id()
 
     def run() -> None:
         with gate:
+            if FREE_THREADED:
+                _until_asleep(waiting)
             action(*args)
 
     thread = threading.Thread(target=run)
