@@ -1,13 +1,15 @@
 """Splitting a group of tensors into the parts that the core runs: the tensors of one operation have one dtype and are
 on one device."""
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Part(NamedTuple, Generic[Key]):
+@dataclasses.dataclass(frozen=True)
+class Part(Generic[Key]):
     """Some tensors of a group."""
 
     key: Key

@@ -69,7 +69,7 @@ def arm_python(arm):
     folder = arm.root / "opt" / "packages"
     shutil.rmtree(folder, ignore_errors=True)
     tag = f"cp{PYTHON[0]}{PYTHON[1]}"
-    (wheel,) = WHEELS.glob(f"*-{tag}-*_aarch64.whl")
+    (wheel,) = WHEELS.glob(f"*-{tag}-manylinux*_aarch64.whl")
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 27, 28)]
     platforms += ["--platform=manylinux2014_aarch64"]
     version = ["--python-version", f"{PYTHON[0]}.{PYTHON[1]}", "--only-binary=:all:"]

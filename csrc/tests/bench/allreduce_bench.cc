@@ -27,6 +27,7 @@
 
 #include "collectives/collective.h"
 #include "harness/backoff.h"
+#include "harness/memfd.h"
 #include "transport/shm/shared_buffer.h"
 
 namespace {
@@ -297,7 +298,7 @@ int main(int argc, char** argv) {
   if (shared == MAP_FAILED) return 1;
   std::vector<Fd> files, events;
   for (int rank = 0; rank < options.ranks; ++rank) {
-    files.emplace_back(::memfd_create("horoplug-bench", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    files.emplace_back(new_memfd("horoplug-bench", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     Segment::create(files.back(), Arena::kSegmentBytes);
     events.emplace_back(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   }

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include "harness/memfd.h"
 #include "transport/inproc/pipe.h"
 #include "transport/shm/transfer_slots.h"
 #include "transport/tcp/socket_stream.h"
@@ -107,8 +108,7 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
     if (plainly) {
       segments.push_back(Segment::allocate(TransferSlots::kEnd));
     }
-    if (by_file)
-      files.emplace_back(::memfd_create("horoplug-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (by_file) files.emplace_back(new_memfd("horoplug-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   }
   for (std::size_t rank = 0; rank < count; ++rank) {
     EngineConfig& config = configs[rank];

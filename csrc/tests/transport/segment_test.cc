@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "harness/memfd.h"
+
 using namespace horoplug;
 
 namespace {
@@ -16,7 +18,7 @@ namespace {
 constexpr std::size_t kBytes = 1 << 16;
 
 Fd memory_file(unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING) {
-  return Fd(::memfd_create("horoplug-test", flags));
+  return Fd(new_memfd("horoplug-test", flags));
 }
 
 }  // namespace
