@@ -37,10 +37,12 @@ using horoplug::testing::simulated::Functions;
 using horoplug::testing::simulated::machine;
 
 // NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): CUDA defines the names.
-// Each symbol is an ifunc, whose resolver returns the checked function.
+// Each symbol is an ifunc, whose resolver returns the checked function. Clang and GCC differ in the
+// name of a static function with C linkage, so the resolver is given one.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
 #define SIMULATED_SYMBOL(name, symbol, parameters)                                        \
   extern "C" {                                                                            \
+  static CUresult(*resolve_##symbol()) parameters __asm__("resolve_" #symbol);            \
   static CUresult(*resolve_##symbol()) parameters {                                       \
     return CheckedFunction<"cu" #name, &Functions::name>::call;                           \
   }                                                                                       \

@@ -57,13 +57,14 @@ using horoplug::testing::simulated::NcclMachine;
 // NOLINTBEGIN(readability-identifier-naming,bugprone-macro-parentheses): NCCL defines the names.
 // As in simulated_cuda.cc.
 #define SIMULATED_EXPORT __attribute__((visibility("default")))
-#define SIMULATED_SYMBOL(name, parameters)                                \
-  extern "C" {                                                            \
-  static ncclResult_t(*resolve_nccl##name()) parameters {                 \
-    return NcclCheckedFunction<"nccl" #name, &NcclFunctions::name>::call; \
-  }                                                                       \
-  SIMULATED_EXPORT ncclResult_t nccl##name parameters                     \
-      __attribute__((ifunc("resolve_nccl" #name)));                       \
+#define SIMULATED_SYMBOL(name, parameters)                                             \
+  extern "C" {                                                                         \
+  static ncclResult_t(*resolve_nccl##name()) parameters __asm__("resolve_nccl" #name); \
+  static ncclResult_t(*resolve_nccl##name()) parameters {                              \
+    return NcclCheckedFunction<"nccl" #name, &NcclFunctions::name>::call;              \
+  }                                                                                    \
+  SIMULATED_EXPORT ncclResult_t nccl##name parameters                                  \
+      __attribute__((ifunc("resolve_nccl" #name)));                                    \
   }
 HOROPLUG_NCCL_FUNCTIONS(SIMULATED_SYMBOL)
 
