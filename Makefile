@@ -22,12 +22,13 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
+.PHONY: help demo build kernels test test-all test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set everything up and train on two processes"
-	@echo "make test    build and run all tests: C++, sanitizers, fuzzing, Python"
+	@echo "make test    build, and run the main test and one failure of each feature, framework and launcher"
+	@echo "make test-all   build, and run all tests: also sanitizers and fuzzing, all combinations"
 	@echo "make soak    random jobs with random faults for an hour (SOAK_SECONDS), in all frameworks and under mpirun, and"
 	@echo "             training beside busy threads"
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
@@ -129,7 +130,7 @@ $(UPSTREAM)/.installed: requirements/upstream-examples.txt .venv/.created
 # --- the package ----------------------------------------------------------------------------------------------------
 
 build: .venv/.installed
-	@$(BIN)/python setup.py -q build_ext --inplace
+	@MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
 
 # With what draws the picture, and with the digits of scikit-learn where Fashion-MNIST, a Debian package, is missing.
 demo: build $(OPTIONAL)/.installed
@@ -261,8 +262,19 @@ OTHER_ENVIRONMENTS := $(OPTIONAL)/.installed $(CLUSTERS)/.installed $(TESTED_MPI
 other-environments: $(OTHER_ENVIRONMENTS)
 environments: $(OTHER_ENVIRONMENTS) .venv/.tf-keras .venv/.jax .venv/.cuda .venv/.notebook
 
-test: cpp build environments
-	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+# The tests with the mark short (tests/harness/short_set.py). Packages are downloaded while the compiler runs.
+IN_PARALLEL = @$(MAKE) -j3 --no-print-directory --output-sync=target
+test:
+	$(IN_PARALLEL) cpp-release environments
+	@$(MAKE) --no-print-directory build
+	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) -m '(short or every_run) and not matrix' $(PYTEST_ARGS)
+
+# AFTER_TEST=1: without the tests that make test has just run.
+AFTER_TEST ?=
+test-all:
+	$(IN_PARALLEL) cpp environments
+	@$(MAKE) --no-print-directory build
+	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(if $(AFTER_TEST),-m '(not short or every_run) and not matrix') $(PYTEST_ARGS)
 
 # All files of tests/soak, which make test does not collect. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
 SOAK_SECONDS ?= 3600

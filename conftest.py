@@ -83,6 +83,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # tests/api/test_horovod_api.py runs these on several ranks.
 collect_ignore = ["tests/api/horovod_api", "tests/api/horovod_tensorflow_api"]
 
+ALL_TESTS = pytest.StashKey[list[pytest.Item]]()
 FILES_BEFORE = pytest.StashKey[set[Path]]()
 
 
@@ -92,6 +93,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the test for leftovers after all others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the test for leftovers after all others, and find out which tests are in the short set."""
+    from tests.harness import short_set
+
     items.sort(key=lambda item: item.path.name == "test_leftovers.py")
+    short_set.apply(items)
+    config.stash[ALL_TESTS] = [*items]  # before -m removes some

@@ -59,6 +59,7 @@ TINY = [
     Part("torch-hooks", "torch_hooks", "-np 2 --parameters 20 --iterations 3"),
     Part("keras-fit", "keras_fit", "-np 2 --model 7x1KiB -n 2"),
     Part("start", "start", "--ranks 2 --rounds 1 --store 8"),
+    Part("launch", "launch", "--rounds 1"),
     Part("commit", "commit", "--model 7x1KiB -n 5"),
     Part("loops", "loops", "-np 2 --tensors 8 --rounds 1 --blocks 1"),
     Part(
@@ -106,6 +107,8 @@ FULL = [
     Part("torch-hooks", "torch_hooks", "-np 2"),
     Part("keras-fit", "keras_fit", "-np 2"),
     Part("start", "start", "--ranks 16,64,128,256 --store 1024,4096"),
+    Part("launch-2", "launch", "--rounds 9"),
+    Part("launch-4", "launch", "--ranks 4 --rounds 9"),
     Part("commit", "commit", "--model resnet50 --model bert-large -n 30"),
     Part("loops", "loops", "-np 2"),
     Part("elastic", "elastic", ""),

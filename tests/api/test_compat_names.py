@@ -33,6 +33,7 @@ def run_compat(code):
     return done.stdout
 
 
+@pytest.mark.short
 def test_every_horovod_name_is_decided():
     """Each name of Horovod is an attribute, or a line says what to use instead; never both."""
     run_compat("""
@@ -83,6 +84,7 @@ for module in sorted(modules):
         ("horovod.tensorflow.mpi_ops", "_setup_process_sets", "process_sets._setup: init()"),
     ],
 )
+@pytest.mark.short(failure=True)
 def test_missing_name_is_one_line(module, name, reason):
     text = run_compat(f"""
 import importlib

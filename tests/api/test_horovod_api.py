@@ -66,6 +66,7 @@ def run(files: list[str], size: int, timeout: float, folder: Path = FOLDER) -> l
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.matrix), 3])
+@pytest.mark.short
 def test_horovod_torch_api(size):
     lines = run(FILES, size, timeout=350)
     assert len(lines) == size
@@ -75,6 +76,7 @@ def test_horovod_torch_api(size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.short
 def test_horovod_tensorflow_api():
     pytest.importorskip("tensorflow")
     folder = FOLDER.with_name("horovod_tensorflow_api")
@@ -87,6 +89,7 @@ def test_horovod_tensorflow_api():
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.short("2")
 def test_horovod_adasum_api(size):
     assert run(["test_adasum.py"], size, timeout=150) == ["15 passed"] * size
 

@@ -158,6 +158,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.short("aa-*")
 def test_adasum_matches_the_reference(ranks, check):
     ranks.run(check, seed())
 

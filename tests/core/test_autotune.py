@@ -94,6 +94,7 @@ def failed_init():
     return str(caught.value)
 
 
+@pytest.mark.short(failure=True)
 def test_unwritable_log_is_a_one_line_error(pool, tmp_path):
     path = tmp_path / "missing" / "log.csv"
     with pool.ranks(1, env={"HOROVOD_AUTOTUNE_LOG": str(path)}, init=False) as job:

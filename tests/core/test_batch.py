@@ -139,6 +139,7 @@ def check_old_job():
 @pytest.mark.parametrize(
     "check", [check_results, check_one_by_one, check_failure, check_refused, check_interrupt]
 )
+@pytest.mark.short("aa*")
 def test_batch_operations(ranks, check):
     ranks.run(check)
 

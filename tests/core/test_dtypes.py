@@ -47,6 +47,7 @@ def check_moves(dtype):
 
 
 @pytest.mark.parametrize("dtype", COMPLEX + FLOAT8)
+@pytest.mark.short("aa*")
 def test_operations_that_move_data(ranks, dtype):
     numpy_type(dtype)
     ranks.run(check_moves, dtype)
@@ -75,6 +76,7 @@ def check_reductions(dtype):
 
 
 @pytest.mark.parametrize("dtype", COMPLEX + FLOAT8)
+@pytest.mark.short("aa*")
 def test_reductions(ranks, dtype):
     numpy_type(dtype)
     ranks.run(check_reductions, dtype)

@@ -86,6 +86,7 @@ def test_other_operations_after_a_rank_has_joined(ranks):
     assert len(set(ranks.run(run))) == 1
 
 
+@pytest.mark.short("aa")
 def test_uneven_data_step_by_step(ranks):
     number = seed()
 
@@ -111,6 +112,7 @@ def test_uneven_data_step_by_step(ranks):
         assert epoch[last] == max(epoch) or max(epoch) == 0
 
 
+@pytest.mark.short("aa")
 def test_distributed_optimizer_with_uneven_data(ranks):
     def run():
         torch.manual_seed(1)

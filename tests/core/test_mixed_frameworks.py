@@ -62,6 +62,7 @@ def check_operations(number):
     return int(last)
 
 
+@pytest.mark.short
 def test_operations_between_torch_and_tensorflow_ranks(ranks):
     assert len(set(ranks.run(check_operations, seed()))) == 1
 
@@ -123,6 +124,7 @@ def check_disagreement():
     return type(error.value).__name__
 
 
+@pytest.mark.short(failure=True)
 def test_mismatch_between_frameworks_is_reported_to_each_rank(ranks):
     """Each rank raises the exception of its framework."""
     assert ranks.run(check_disagreement) == ["HorovodInternalError", "FailedPreconditionError"] * 2

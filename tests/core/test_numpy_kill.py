@@ -139,6 +139,7 @@ PHASES = [
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aaa", "aab", "abc"])
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.short("*-ab", failure=True)
 def test_killed_rank_is_named_by_the_survivors(pool, phase, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))

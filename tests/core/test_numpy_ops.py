@@ -49,7 +49,9 @@ def check_allreduce(dtype, op, key):
     return bits
 
 
-test_allreduce = allreduce_test(check_allreduce, DTYPES)
+test_allreduce = pytest.mark.short("aa-*-float32", "aa-Sum-int64")(
+    allreduce_test(check_allreduce, DTYPES)
+)
 
 
 def check_grouped_allreduce(dtype, key):
@@ -69,6 +71,7 @@ def check_grouped_allreduce(dtype, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-*float32*")
 def test_grouped_allreduce(ranks, dtype):
     ranks.run(check_grouped_allreduce, dtype, seed())
 
@@ -109,6 +112,7 @@ def check_allgather(dtype, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-float32")
 def test_allgather(ranks, dtype):
     ranks.run(check_allgather, dtype, seed())
 
@@ -126,6 +130,7 @@ def check_broadcast(dtype, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-float32")
 def test_broadcast(ranks, dtype):
     ranks.run(check_broadcast, dtype, seed())
 
@@ -154,6 +159,7 @@ def check_alltoall(dtype, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-float32")
 def test_alltoall(ranks, dtype):
     ranks.run(check_alltoall, dtype, seed())
 
@@ -173,6 +179,7 @@ def check_reducescatter(dtype, op, key):
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "bool"])
 @pytest.mark.parametrize("op", ["Average", "Sum"])
+@pytest.mark.short("aa-*float32*")
 def test_reducescatter(ranks, dtype, op):
     ranks.run(check_reducescatter, dtype, REDUCTIONS[op], seed())
 
@@ -188,6 +195,7 @@ def check_factors(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.short("aa-*")
 def test_prescale_and_postscale(ranks, dtype):
     ranks.run(check_factors, dtype)
 
@@ -260,6 +268,7 @@ def check_objects():
     assert hvd.broadcast_object({1, 2}, name="set") == {1, 2}
 
 
+@pytest.mark.short("aa")
 def test_broadcast_and_allgather_of_objects(ranks):
     ranks.run(check_objects)
 
@@ -273,6 +282,7 @@ def check_barrier(folder):
     hvd.barrier(process_set=hvd.global_process_set)
 
 
+@pytest.mark.short("aa")
 def test_barrier_waits_for_every_rank(ranks, tmp_path):
     ranks.run(check_barrier, tmp_path)
 
@@ -293,6 +303,7 @@ def check_rank_and_size(hosts):
 
 
 @pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.short("aab")
 def test_rank_and_size_functions(pool, hosts):
     with pool.ranks(len(hosts), hosts=hosts) as job:
         assert job.run(check_rank_and_size, hosts) == list(range(len(hosts)))
@@ -339,6 +350,7 @@ def test_variants_of_an_operation_share_one_signature():
             assert name in dir(hvd)
 
 
+@pytest.mark.short
 def test_built_functions_and_reduction_constants():
     assert hvd.gloo_built() is True
     assert isinstance(hvd.nccl_built(), int)

@@ -119,6 +119,7 @@ def verify_one(name, kind, dtype, count, output, rank, size, step):
     assert (output == np.array(rows, dtype)[:, None]).all(), (name, kind, dtype, count, step)
 
 
+@pytest.mark.short("aa*")
 def test_random_programs(ranks):
     key = seed()
     for n in range(3):
@@ -170,5 +171,6 @@ def check_poll():
     return hvd.synchronize(handle)[0]
 
 
+@pytest.mark.short("aa*")
 def test_poll_reports_completion(ranks):
     assert ranks.run(check_poll) == [1.0] * ranks.size

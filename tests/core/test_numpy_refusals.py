@@ -90,6 +90,7 @@ def check_refusals():
     assert (hvd.allreduce(x) == 1).all()
 
 
+@pytest.mark.short(failure=True)
 def test_invalid_arguments_are_refused(ranks):
     ranks.run(check_refusals)
 
@@ -109,6 +110,7 @@ def check_duplicate_name():
     hvd.allreduce(x, name="twice")
 
 
+@pytest.mark.short(failure=True)
 def test_duplicate_name_in_flight_is_refused(pool):
     with pool.ranks(2) as job:
         job.run(check_duplicate_name)

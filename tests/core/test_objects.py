@@ -48,6 +48,7 @@ def test_authentic_objects_are_accepted():
         assert opened(b, OPERATION, 0, header, data) == i
 
 
+@pytest.mark.short(failure=True)
 def test_any_changed_byte_is_noticed():
     a, _ = ranks(2)
     data = b"pickle"
@@ -257,6 +258,7 @@ def test_threads_exchange_objects_at_the_same_time(job):
 # ---- send_object and recv_object -------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_objects_between_two_ranks(job):
     """A token is passed around; a process set, a second tag and the own rank are in use at the same time."""
 
@@ -317,6 +319,7 @@ def test_threads_send_objects_to_one_rank(job):
             assert [i for m, i in one if m == n] == [*range(20)]
 
 
+@pytest.mark.short(failure=True)
 def test_invalid_objects_and_ranks_are_refused(job):
     def work():
         with pytest.raises(ValueError, match="rank 9 does not exist"):

@@ -36,6 +36,7 @@ sys.stdout.write(json.dumps([os.sched_getaffinity(0) == own, max(masks, key=len)
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.short
 def test_progress_thread_of_a_bound_rank(count):
     """It may use the processors of all ranks of the host; the main thread keeps the one that it is bound to."""
     available = sorted(os.sched_getaffinity(0))
@@ -175,6 +176,7 @@ def group():
     pytest.skip("no control group with a quota can be made here")
 
 
+@pytest.mark.short
 def test_quota_of_a_real_control_group(group):
     script = (
         "import os, sys\n"

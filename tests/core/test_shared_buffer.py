@@ -15,6 +15,7 @@ pytest_plugins = ["tests.harness.jobs"]
 ranks = ranks_fixture("aaa", "aab")  # with shared memory, and without
 
 
+@pytest.mark.short
 def test_tensors_in_a_shared_buffer_are_reduced(ranks):
     def run():
         buffer = SharedBuffer(4_000_000)
@@ -59,6 +60,7 @@ def test_views_outlive_the_buffer_and_the_job(pool):
         assert job.run(run) == [[1], [2]]
 
 
+@pytest.mark.short(failure=True)
 def test_shared_buffer_sizes_must_agree_on_all_ranks(ranks):
     def run():
         with pytest.raises(ValueError, match="positive"):

@@ -76,6 +76,7 @@ faults.end(state.step, hashlib.sha256(bits).hexdigest(), torch.allclose(found, e
 """
 
 
+@pytest.mark.short(failure=True)
 def test_torch_training_survives_each_kind_of_failure(tmp_path):
     """One process after the other fails, rank 0 included; survivors go on, and a replacement joins them."""
     key = seed()
@@ -174,6 +175,7 @@ faults.end(state.step, bits, True, seen=state.seen)
 """
 
 
+@pytest.mark.short
 def test_elastic_sampler_deals_each_sample_once_in_committed_training(tmp_path):
     """The last batches of 1000 samples are smaller. A sample is repeated only to fill the last batch of an epoch."""
     key = seed()

@@ -56,6 +56,7 @@ def done(out):
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.short(failure=True)
 def test_survivors_keep_their_processes_and_a_replacement_joins_at_a_commit(victim):
     fail = f"""
 def fail(step):
@@ -165,6 +166,7 @@ sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()} is done in attempt {attempt
     ]
 
 
+@pytest.mark.short(failure=True)
 def test_program_that_always_fails_ends_with_its_exit_code_and_its_traceback():
     text = "import horoplug as hvd, os; hvd.init(); raise KeyError(hvd.rank())"
     code, _, err = launched("-np", 2, "--min-np", 1, sys.executable, "-c", text)

@@ -99,6 +99,7 @@ def kinds(actions, kind):
     return [action for action in actions if isinstance(action, kind)]
 
 
+@pytest.mark.short
 def test_job_starts_with_all_slots_up_to_the_maximum_in_order_of_the_hosts():
     job = Job({"a": 2, "b": 4}, maximum=4)
     assert [(s.process, s.host, s.slot, s.local_slot) for s in job.live.values()] == [
@@ -111,6 +112,7 @@ def test_job_starts_with_all_slots_up_to_the_maximum_in_order_of_the_hosts():
     assert formed(job.ready(1)) == [(1, (0, 1, 2, 3))]
 
 
+@pytest.mark.short
 def test_late_process_of_the_first_membership_is_not_waited_for_beyond_the_start_timeout():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 2)
@@ -119,6 +121,7 @@ def test_late_process_of_the_first_membership_is_not_waited_for_beyond_the_start
     assert job.ready(1) == [Notify(1, HostUpdateResult.added)]
 
 
+@pytest.mark.short
 def test_survivors_go_on_at_once_and_the_replacement_joins_when_they_are_ready_again():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -132,6 +135,7 @@ def test_survivors_go_on_at_once_and_the_replacement_joins_when_they_are_ready_a
     assert formed(job.ready(0)) == [(3, (0, 2, 3))]
 
 
+@pytest.mark.short
 def test_survivors_below_the_minimum_wait_for_the_replacement():
     job = Job({"a": 3}, minimum=3)
     job.ready(0, 1, 2)
@@ -140,6 +144,7 @@ def test_survivors_below_the_minimum_wait_for_the_replacement():
     assert formed(job.ready(3)) == [(2, (1, 2, 3))]
 
 
+@pytest.mark.short
 def test_replacement_that_is_ready_before_the_survivors_joins_with_them():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -148,6 +153,7 @@ def test_replacement_that_is_ready_before_the_survivors_joins_with_them():
     assert formed(job.ready(1, 0)) == [(2, (0, 1, 3))]
 
 
+@pytest.mark.short
 def test_member_that_does_not_react_to_a_failure_is_killed_and_the_others_go_on():
     job = Job({"a": 3}, minimum=1)
     job.ready(0, 1, 2)
@@ -164,6 +170,7 @@ def test_member_that_does_not_react_to_a_failure_is_killed_and_the_others_go_on(
     assert formed(job.ready(1)) == [(3, (1, 3, 4))]
 
 
+@pytest.mark.short
 def test_job_does_not_end_while_processes_that_were_killed_for_being_late_still_have_their_slots():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -179,6 +186,7 @@ def test_job_does_not_end_while_processes_that_were_killed_for_being_late_still_
     assert formed(job.ready(5)) == [(2, (3, 4, 5))]
 
 
+@pytest.mark.short
 def test_losing_all_members_starts_the_job_again_from_the_program_with_all_processes():
     job = Job({"a": 3})
     job.ready(0, 1, 2)
@@ -190,6 +198,7 @@ def test_losing_all_members_starts_the_job_again_from_the_program_with_all_proce
     assert formed(job.ready(4)) == [(2, (3, 4, 5))]
 
 
+@pytest.mark.short
 def test_job_that_loses_all_members_again_and_again_without_progress_ends():
     job = Job({"a": 2})
     for attempt in range(LOSSES_WITHOUT_PROGRESS):
@@ -208,6 +217,7 @@ def test_job_that_loses_all_members_again_and_again_without_progress_ends():
 
 
 @pytest.mark.parametrize("how", ["commit", "time"])
+@pytest.mark.short
 def test_progress_resets_the_count_of_failures(how):
     job = Job({"a": 2})
     for _ in range(3 * LOSSES_WITHOUT_PROGRESS):
@@ -224,6 +234,7 @@ def test_progress_resets_the_count_of_failures(how):
     assert job.finish is None
 
 
+@pytest.mark.short
 def test_survivors_that_fail_again_and_again_without_a_commit_end_the_job():
     job = Job({"a": 2})
     job.ready(0, 1)
@@ -237,6 +248,7 @@ def test_survivors_that_fail_again_and_again_without_a_commit_end_the_job():
     assert f"failed {FAILURES_WITHOUT_PROGRESS} times in a row without a commit" in job.finish.text
 
 
+@pytest.mark.short
 def test_reset_limit_ends_the_job():
     job = Job({"a": 3}, resets=1)
     job.ready(0, 1, 2)
@@ -251,6 +263,7 @@ def test_reset_limit_ends_the_job():
     )
 
 
+@pytest.mark.short
 def test_host_on_which_processes_fail_before_they_take_part_is_excluded():
     job = Job({"a": 1, "b": 1}, maximum=2)
     job.ready(0)
@@ -263,6 +276,7 @@ def test_host_on_which_processes_fail_before_they_take_part_is_excluded():
     assert "host b gets no new processes for now" in job.said
 
 
+@pytest.mark.short
 def test_job_ends_at_once_if_too_few_processes_are_left_and_no_host_can_come():
     job = Job({"a": 2}, minimum=2, maximum=2)
     for _ in range(STARTS_PER_HOST):
@@ -274,6 +288,7 @@ def test_job_ends_at_once_if_too_few_processes_are_left_and_no_host_can_come():
 
 
 @pytest.mark.parametrize("kind", ["discovery", "cooldown"])
+@pytest.mark.short
 def test_job_waits_for_hosts_up_to_the_elastic_timeout(kind):
     options = {"hosts_may_come": True} if kind == "discovery" else {"cooldown": (100, 100)}
     job = Job({"a": 1, "b": 1}, minimum=2, maximum=2, **options)
@@ -291,6 +306,7 @@ def test_job_waits_for_hosts_up_to_the_elastic_timeout(kind):
     )
 
 
+@pytest.mark.short
 def test_host_comes_back_after_its_cooldown():
     job = Job({"a": 1, "b": 1}, maximum=2, cooldown=(20, 40))
     job.ready(0, 1)
@@ -304,6 +320,7 @@ def test_host_comes_back_after_its_cooldown():
     assert job.ready(2) == [Notify(2, HostUpdateResult.added)]
 
 
+@pytest.mark.short
 def test_host_that_is_lost_again_after_each_cooldown_is_one_line_each_time():
     job = Job({"a": 1, "b": 1}, maximum=2, minimum=1, cooldown=(20, 40))
     job.ready(0, 1)
@@ -319,6 +336,7 @@ def test_host_that_is_lost_again_after_each_cooldown_is_one_line_each_time():
         assert job.said[1:] == ["the job goes on with 1 process on 1 host"][: number == 1]
 
 
+@pytest.mark.short
 def test_removed_host_leaves_at_the_next_commit_without_counting_as_a_failure():
     job = Job({"a": 1, "b": 2})
     job.ready(0, 1, 2)
@@ -335,6 +353,7 @@ def test_removed_host_leaves_at_the_next_commit_without_counting_as_a_failure():
     assert job.finish == Finish(0, "")
 
 
+@pytest.mark.short
 def test_process_that_was_told_to_leave_goes_at_the_next_commit_and_its_host_is_spared():
     job = Job({"a": 1, "b": 1, "c": 1}, maximum=2)
     job.ready(0, 1)
@@ -351,6 +370,7 @@ def test_process_that_was_told_to_leave_goes_at_the_next_commit_and_its_host_is_
     assert kinds(actions, Dismiss) == [Dismiss(0, 2, "its slot is gone", is_error=False)]
 
 
+@pytest.mark.short
 def test_process_that_was_told_to_leave_hands_its_state_over_if_it_is_the_only_one():
     job = Job({"a": 1, "b": 1}, maximum=1)
     job.ready(0)
@@ -361,6 +381,7 @@ def test_process_that_was_told_to_leave_hands_its_state_over_if_it_is_the_only_o
     assert formed(job.ready(0, 1)) == [(3, (1,))]
 
 
+@pytest.mark.short
 def test_removed_host_that_is_lost_before_its_processes_have_left_may_come_back():
     job = Job({"a": 1, "b": 1}, maximum=2)
     job.ready(0, 1)
@@ -378,6 +399,7 @@ def test_removed_host_that_is_lost_before_its_processes_have_left_may_come_back(
     assert [start.host for start in job.live.values()] == ["a", "b"]
 
 
+@pytest.mark.short
 def test_removed_hosts_hand_their_state_over_before_they_leave():
     job = Job({"a": 2}, maximum=2)
     job.ready(0, 1)
@@ -394,6 +416,7 @@ def test_removed_hosts_hand_their_state_over_before_they_leave():
     assert [dismissed.process for dismissed in kinds(actions, Dismiss)] == [0]
 
 
+@pytest.mark.short
 def test_job_does_not_start_processes_after_one_has_ended_its_program():
     job = Job({"a": 3})
     job.ready(0, 1, 2)
@@ -402,6 +425,7 @@ def test_job_does_not_start_processes_after_one_has_ended_its_program():
     assert job.end(2, 0) == [Finish(0, "")]
 
 
+@pytest.mark.short
 def test_dismissed_process_that_does_not_end_is_killed():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -415,6 +439,7 @@ def test_dismissed_process_that_does_not_end_is_killed():
     assert job.end(3) == [Finish(0, "")]
 
 
+@pytest.mark.short
 def test_newcomer_that_still_starts_when_the_program_ends_is_killed():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -426,6 +451,7 @@ def test_newcomer_that_still_starts_when_the_program_ends_is_killed():
     assert job.finish == Finish(0, "")
 
 
+@pytest.mark.short
 def test_processes_of_a_program_that_forms_no_job_may_end_one_after_the_other():
     job = Job({"a": 3})
     assert job.end(1, 0) == []
@@ -433,6 +459,7 @@ def test_processes_of_a_program_that_forms_no_job_may_end_one_after_the_other():
     assert job.end(0, 0) == [Finish(0, "")]
 
 
+@pytest.mark.short
 def test_newcomer_that_waits_when_the_program_ends_leaves_without_an_error():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -446,6 +473,7 @@ def test_newcomer_that_waits_when_the_program_ends_leaves_without_an_error():
     assert job.finish == Finish(0, "")
 
 
+@pytest.mark.short
 def test_failure_after_another_process_has_ended_its_program_is_the_jobs():
     job = Job({"a": 2})
     job.ready(0, 1)
@@ -454,6 +482,7 @@ def test_failure_after_another_process_has_ended_its_program_is_the_jobs():
     assert job.finish == Finish(5, "process 1 (rank 1) on a ended with 5")
 
 
+@pytest.mark.short
 def test_process_with_another_version_is_refused_in_one_line_and_its_host_excluded():
     job = Job({"a": 1, "b": 1}, maximum=2)
     job.ready(0)
@@ -467,12 +496,14 @@ def test_process_with_another_version_is_refused_in_one_line_and_its_host_exclud
     assert list(job.live) == [0]
 
 
+@pytest.mark.short
 def test_ready_message_of_an_unknown_process_is_ignored():
     job = Job({"a": 1}, maximum=1)
     job.roster.ready(Ready(77, 1, VERSION, 0, kept=False, has_state=False), job.now)
     assert job.advance() == []
 
 
+@pytest.mark.short
 def test_job_that_was_told_to_end_does_so_at_a_commit_and_starts_nothing_more():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -484,6 +515,7 @@ def test_job_that_was_told_to_end_does_so_at_a_commit_and_starts_nothing_more():
     assert job.said == ["the job was told to end"]
 
 
+@pytest.mark.short
 def test_job_that_was_told_to_end_recovers_from_a_failure_first_and_is_told_again():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -498,6 +530,7 @@ def test_job_that_was_told_to_end_recovers_from_a_failure_first_and_is_told_agai
     assert job.finish.code == ENDED_ON_NOTICE
 
 
+@pytest.mark.short
 def test_job_that_was_told_to_end_needs_no_smallest_number_of_processes():
     job = Job({"a": 3}, minimum=3)
     job.ready(0, 1, 2)
@@ -507,6 +540,7 @@ def test_job_that_was_told_to_end_needs_no_smallest_number_of_processes():
     assert formed(job.ready(0, 2)) == [(2, (0, 2))]
 
 
+@pytest.mark.short
 def test_job_that_was_told_to_end_and_has_lost_all_processes_ends_with_their_failure():
     job = Job({"a": 2})
     job.ready(0, 1)
@@ -518,6 +552,7 @@ def test_job_that_was_told_to_end_and_has_lost_all_processes_ends_with_their_fai
     assert "process 0 (rank 0) on a ended with 7" in job.finish.text
 
 
+@pytest.mark.short
 def test_process_that_waits_when_the_job_was_told_to_end_leaves_without_an_error():
     job = Job({"a": 3}, minimum=2)
     job.ready(0, 1, 2)
@@ -534,6 +569,7 @@ def test_process_that_waits_when_the_job_was_told_to_end_leaves_without_an_error
     assert job.finish.code == ENDED_ON_NOTICE
 
 
+@pytest.mark.short
 def test_slow_process_is_replaced_only_if_another_host_has_a_free_slot():
     job = Job({"a": 3, "b": 1}, maximum=3)
     job.ready(0, 1, 2)
@@ -555,6 +591,7 @@ def test_slow_process_is_replaced_only_if_another_host_has_a_free_slot():
     ]
 
 
+@pytest.mark.short
 def test_process_with_another_state_is_named_and_its_host_excluded():
     job = Job({"a": 2, "b": 1}, minimum=2, maximum=3)
     job.ready(0, 1, 2)
@@ -571,6 +608,7 @@ def test_process_with_another_state_is_named_and_its_host_excluded():
 # ---- who must synchronise --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_members_that_have_all_stopped_at_the_same_check_need_not_synchronise():
     job = Job({"a": 1, "b": 2})
     job.ready(0, 1, 2)
@@ -582,6 +620,7 @@ def test_members_that_have_all_stopped_at_the_same_check_need_not_synchronise():
     assert not job.must_sync
 
 
+@pytest.mark.short
 def test_all_members_must_synchronise_with_a_newcomer_that_was_ready_after_they_were_told_to_stop():
     """They were told that a host has gone. The newcomer on another host is ready when they are."""
     job = Job({"a": 2}, maximum=2)
@@ -595,6 +634,7 @@ def test_all_members_must_synchronise_with_a_newcomer_that_was_ready_after_they_
 
 
 @pytest.mark.parametrize("late", [1, 2])
+@pytest.mark.short
 def test_all_members_must_synchronise_if_a_failure_has_kept_one_from_the_stop(late):
     """Process 3 dies after the others were told where to stop. One has not been there yet, and has restored the commit
     before."""
@@ -613,6 +653,7 @@ def test_all_members_must_synchronise_if_a_failure_has_kept_one_from_the_stop(la
     assert not job.must_sync
 
 
+@pytest.mark.short
 def test_state_is_that_of_a_survivor_that_has_received_it():
     """Process 0 dies while the others receive its state, which only process 2 has received."""
     job = Job({"a": 3}, minimum=1)
@@ -626,6 +667,7 @@ def test_state_is_that_of_a_survivor_that_has_received_it():
     assert job.must_sync
 
 
+@pytest.mark.short
 def test_survivor_that_has_the_state_stays_for_it_although_its_slot_is_gone():
     job = Job({"a": 1, "b": 1, "c": 1}, minimum=1)
     job.ready(0)
@@ -641,6 +683,7 @@ def test_survivor_that_has_the_state_stays_for_it_although_its_slot_is_gone():
     assert formed(job.ready(2, kept=True))[-1:] == [(4, (1,))]
 
 
+@pytest.mark.short
 def test_ready_message_that_comes_again_or_late_is_ignored():
     job = Job({"a": 2}, minimum=2, maximum=2)
     job.ready(0, 1)
@@ -888,6 +931,7 @@ class Simulation:
             self.handle(job.advance())
 
 
+@pytest.mark.short
 def test_random_jobs_reach_their_full_size_after_the_last_failure():
     first, ended = seed(), 0
     for number in range(first, first + 1500):
@@ -911,6 +955,7 @@ def test_random_jobs_reach_their_full_size_after_the_last_failure():
     assert ended < 150
 
 
+@pytest.mark.short
 def test_job_of_a_thousand_processes_is_formed_again_and_again():
     job = Job({f"host{i}": 8 for i in range(128)}, maximum=1024)
     for generation in (1, 2, 3):

@@ -69,6 +69,7 @@ def check(found, size, without=()):
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_results_by_rank():
     found = run(train, (lambda step: None, 2), min_num_proc=2, max_num_proc=2)
     check(found, 2)
@@ -93,6 +94,7 @@ def test_former_names_of_arguments():
 
 
 @pytest.mark.parametrize("least", [2, 3])
+@pytest.mark.short(failure=True)
 def test_killed_process_is_replaced(least):
     """With ``least=2``, the job goes on with two processes meanwhile."""
     draw = random.Random(seed())

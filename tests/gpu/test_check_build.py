@@ -54,6 +54,7 @@ def wheels(tmp_path):
     return install
 
 
+@pytest.mark.short
 def test_libraries_of_wheels_are_found(wheels):
     env = wheels(
         cuda_nvrtc=("good", "libnvrtc.so.12"),

@@ -43,6 +43,7 @@ ranks = device_ranks_fixture(JOBS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+@pytest.mark.short("2*float32")
 def test_operations_on_gpu_arrays_match_numpy(ranks, dtype):
     ranks.run(check_operations, dtype)
 
@@ -243,6 +244,7 @@ def check_lost_rank(started, op):
         ("aa", 2, "ipc", hvd.Adasum),
     ],
 )
+@pytest.mark.short("aa-2-None-1-*", failure=True)
 def test_killed_or_stopped_rank_is_named(job, tmp_path, hosts, devices, algorithm, op, how):
     start_processes(job, hosts, devices, algorithm, op)
     with job(hosts, devices, algorithm, **quick()) as ranks:

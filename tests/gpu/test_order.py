@@ -269,6 +269,7 @@ def linear():
     return model
 
 
+@pytest.mark.short
 def test_optimizer_orders_gradients_by_stream(core, current):
     """Gradients are submitted in the stream of backward, and ``step`` comes after them."""
     model = linear()

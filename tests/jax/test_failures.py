@@ -70,6 +70,7 @@ def pending_eagerly(victim, _):
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 @pytest.mark.parametrize("phase", [pending_in_a_program, pending_at_any_moment, pending_eagerly])
+@pytest.mark.short(failure=True)
 def test_killed_rank_is_reported(pool, phase, hosts):
     key = seed()
     victim = random.Random(key).randrange(len(hosts))
@@ -127,6 +128,7 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.short(failure=True)
 def test_mismatch_is_reported_and_the_job_continues(pool):
     with pool.ranks(2) as job:
         job.run(check_disagreement)

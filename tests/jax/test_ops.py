@@ -69,10 +69,12 @@ def check_dtypes(key):
 KINDS = {hvd.Sum: np.add, hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply}
 
 
+@pytest.mark.short("aab")
 def test_every_dtype_matches_numpy(ranks):
     ranks.run(check_dtypes, seed())
 
 
+@pytest.mark.short("aab")
 def test_every_shape_matches_numpy(ranks):
     ranks.run(check_shapes, seed())
 
@@ -113,10 +115,12 @@ def test_different_rows_per_rank(ranks):
     ranks.run(check_rows)
 
 
+@pytest.mark.short(failure=True)
 def test_invalid_calls_raise(ranks):
     ranks.run(check_refusals)
 
 
+@pytest.mark.short("aa*")
 def test_process_sets_and_join(ranks):
     ranks.run(check_sets)
 
@@ -153,5 +157,6 @@ def check_state():
         jax.jit(hvd.broadcast_parameters)(weights)
 
 
+@pytest.mark.short("aa*")
 def test_broadcast_of_parameters_and_objects(ranks):
     ranks.run(check_state)

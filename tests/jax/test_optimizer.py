@@ -132,6 +132,7 @@ def check_optimizer(key):
     equal(updates, expected)  # it received its extra argument
 
 
+@pytest.mark.short
 def test_optimizer_equals_training_on_one_rank(ranks):
     ranks.run(check_optimizer, seed())
 
@@ -212,6 +213,7 @@ def check_gradients(key):
         assert float(aux["scale"]) == 2.0
 
 
+@pytest.mark.short
 def test_distributed_gradients(ranks):
     ranks.run(check_gradients, seed())
 

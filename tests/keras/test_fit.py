@@ -76,6 +76,7 @@ def check_fit(key):
         assert losses[0] != losses[1]
 
 
+@pytest.mark.short
 def test_fit_equals_training_on_one_rank(keras_ranks):
     keras_ranks.run(check_fit, seed(), timeout=110)
 
@@ -188,6 +189,7 @@ def check_local_layers(key):
         assert kernels[0] != kernels[1]
 
 
+@pytest.mark.short("jax")
 def test_local_layers_are_not_reduced(keras_ranks):
     keras_ranks.run(check_local_layers, seed())
 
@@ -313,6 +315,7 @@ def check_saved(folder, key):
             assert b"horoplug" not in file.read("config.json")
 
 
+@pytest.mark.short("tensorflow")
 def test_saved_models_continue_training(keras_ranks, tmp_path):
     keras_ranks.run(check_saved, str(tmp_path), seed())
 

@@ -30,17 +30,20 @@ def horoplug(*words, status=0):
     return done.stdout + done.stderr
 
 
+@pytest.mark.short
 def test_lists_its_commands():
     said = horoplug()
     for name in ("run", "bench", "check", "completion"):
         assert f"\n  {name} " in said
 
 
+@pytest.mark.short
 def test_unknown_command_is_one_line():
     said = horoplug("trian", status=2)
     assert said == "horoplug: no command 'trian'; there are run, bench, check, completion\n"
 
 
+@pytest.mark.short
 def test_run_is_horovodrun():
     code = "import horoplug as hvd; hvd.init(); print('rank', hvd.rank())"
     said = horoplug("run", "-np", "2", sys.executable, "-c", code)
@@ -48,6 +51,7 @@ def test_run_is_horovodrun():
     assert "Give -np N" in horoplug("run", "python", status=2)
 
 
+@pytest.mark.short
 def test_check_says_what_works():
     said = horoplug("check")
     assert "[X] NumPy" in said
@@ -65,6 +69,7 @@ def test_check_says_what_works():
         (2, ["--collective", "sendrecv"]),
     ],
 )
+@pytest.mark.short
 def test_bench_measures_each_size(tmp_path, ranks, options):
     file = tmp_path / "rows.json"
     limits = ["-b", "8", "-e", "4K", "-f", "8", "-n", "20", "--json", str(file)]
@@ -85,6 +90,7 @@ def test_bench_measures_each_size(tmp_path, ranks, options):
         (["--collective", "reducescatter", "--op", "max"], "--op sum and avg only"),
     ],
 )
+@pytest.mark.short
 def test_bench_refuses_what_cannot_be_measured(words, text):
     assert text in horoplug("bench", *words, status=2)
 
@@ -119,6 +125,7 @@ def type_and_complete(script, text, wanted):
         ("horovodrun", "horovodrun -np 2 python tra", "python train.py "),
     ],
 )
+@pytest.mark.short
 def test_bash_completes(tmp_path, program, text, wanted):
     script = tmp_path / "completion"
     script.write_text(horoplug("completion", "bash", program))
@@ -126,6 +133,7 @@ def test_bash_completes(tmp_path, program, text, wanted):
     assert wanted in type_and_complete(script, text, wanted)
 
 
+@pytest.mark.short
 def test_completion_says_what_to_install(tmp_path):
     (tmp_path / "shtab.py").write_text("raise ImportError")
     done = subprocess.run(

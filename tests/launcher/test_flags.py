@@ -28,6 +28,7 @@ HOROVOD = """
 """
 
 
+@pytest.mark.short
 def test_every_horovodrun_flag_exists():
     ours = {name for flag in all_flags() for name in flag.names.split()}
     ours |= {name for flag in all_flags() for form in flag.forms for name in form.names.split()}
@@ -72,6 +73,7 @@ def test_flags_set_variables_that_are_read():
         ("", {}),
     ],
 )
+@pytest.mark.short
 def test_flags_become_settings(flags, settings):
     assert parse(["-np", "1", *flags.split(), "prog"]).settings == settings
 
@@ -101,6 +103,7 @@ def test_flags_set_variables_outside_of_horovod():
         ("--config-file nonesuch.yaml", "nonesuch.yaml cannot be read: No such file"),
     ],
 )
+@pytest.mark.short(failure=True)
 def test_invalid_flags_are_refused_in_one_line(arguments, message, capsys):
     if "--config-file" in arguments:
         pytest.importorskip("yaml")
@@ -166,6 +169,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.short
 def test_config_file_with_every_key(file):
     options = parse(["-np", "2", "--config-file", str(file(EVERYTHING)), "prog"])
     assert options.controller == "mpi"

@@ -83,6 +83,7 @@ def python(*lines):
         ("-np 2 --output-filename /dev/null/x true", "--output-filename: Not a directory"),
     ],
 )
+@pytest.mark.short(failure=True)
 def test_invalid_command_lines_are_refused_in_one_line(arguments, message):
     done = launch(*arguments.split())
     assert done.returncode == 2
@@ -147,6 +148,7 @@ def test_python_script_is_run_with_python():
 # ---- information -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_version_and_help():
     for flag in ("-v", "--version"):
         done = launch(flag)
@@ -158,6 +160,7 @@ def test_version_and_help():
         assert flag in done.stdout
 
 
+@pytest.mark.short
 def test_check_build_imports_no_framework(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
@@ -172,6 +175,7 @@ def test_check_build_imports_no_framework(tmp_path):
 # ---- environment of the ranks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_environment_of_the_ranks():
     show = python(
         "for name in sorted(os.environ):",
@@ -284,6 +288,7 @@ def test_double_dash_ends_the_flags():
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_output_lines_of_ranks_are_not_mixed():
     done = launch(
         "-np",
@@ -346,6 +351,7 @@ def test_output_is_forwarded_while_the_job_runs():
 
 
 @pytest.mark.parametrize(("size", "width"), [(1, 1), (2, 1), (11, 2)])
+@pytest.mark.short
 def test_output_files_per_rank(tmp_path, size, width):
     folder = tmp_path / "deep" / "logs"
     command = ["sh", "-c", "echo out $HOROVOD_RANK; printf 'err\\rX' >&2"]

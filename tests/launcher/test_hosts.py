@@ -116,6 +116,7 @@ hvd.shutdown()
     ],
     ids=["2x1", "2x2", "mixed", "4x1"],
 )
+@pytest.mark.short
 def test_collectives_across_hosts(cluster, hosts, expected):
     done = cluster.launch(0, "-np", len(expected), "-H", hosts, sys.executable, "-c", COLLECTIVES)
     assert (done.returncode, done.stderr) == (0, "")
@@ -190,6 +191,7 @@ def test_training_across_hosts(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("hosts", ["h0,h1", "[fd00:0::1]:1,[fd00:0::2]:1"])
+@pytest.mark.short
 def test_job_over_ipv6(hosts):
     with Cluster(2, ipv6=True) as cluster:
         command = [sys.executable, "-c", COLLECTIVES]
@@ -420,6 +422,7 @@ def refused(cluster, *arguments, hosts="h0,h1", cwd=None, env=None):
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
+@pytest.mark.short(failure=True)
 def test_unusable_hosts_are_named(cluster, hosts, flags, message):
     assert re.search(message, refused(cluster, *flags, "sleep", 600, hosts=hosts))
 

@@ -101,6 +101,7 @@ def wrapper(cluster, folder, *lines):
     return {"HOROPLUG_SSH": str(script)}
 
 
+@pytest.mark.short
 def test_agents_start_agents(cluster):
     process = start(cluster, *READY)
     wait_for(process, "ready", 8)
@@ -296,6 +297,7 @@ def test_lost_ssh_between_agents_is_named(cluster):
     assert err == f"horovodrun: host h3: the connection was lost: {why}; all ranks were ended\n"
 
 
+@pytest.mark.short(failure=True)
 def test_lost_host_is_named_and_not_those_behind_it(cluster):
     limit = round(scaled(1))
     process = start(cluster, "--gloo-timeout-seconds", limit, *READY)

@@ -83,6 +83,7 @@ def finished(text):
 @pytest.mark.parametrize(
     "start", [operators.indexed_job, operators.jobset, operators.trainer, operators.pytorch_job]
 )
+@pytest.mark.short
 def test_job_with_a_rank_in_each_pod(pods, start):
     """The pods share the key of the secret that docs/launch-kubernetes.md creates."""
     started = start(pods)
@@ -92,6 +93,7 @@ def test_job_with_a_rank_in_each_pod(pods, start):
 
 
 @pytest.mark.parametrize("pods", [ENDLESS], indirect=True, ids=["endless"])
+@pytest.mark.short(failure=True)
 def test_ranks_end_with_an_evicted_pod_and_their_successors_find_each_other(pods):
     """A plain Job creates the failed pods again, with the same names, other addresses, and the same key."""
     for _ in range(2):

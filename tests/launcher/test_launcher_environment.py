@@ -48,6 +48,7 @@ def variables(launcher, rank, size):
 
 
 @pytest.mark.parametrize("launcher", NUMBERS, ids=lambda launcher: launcher.name)
+@pytest.mark.short
 def test_launchers_are_recognised_by_their_variables(launcher):
     found = recognise(variables(launcher, "1", "3"))
     assert found is not None
@@ -70,6 +71,7 @@ def test_invalid_ranks_and_sizes_are_refused(launcher, rank, size):
 
 
 @pytest.mark.parametrize("starter", STARTERS.values())
+@pytest.mark.short
 def test_every_starter_gives_consistent_ranks(starter):
     found = [recognise(each) for each in starter(3)]
     assert [(each.rank, each.size) for each in found] == [(0, 3), (1, 3), (2, 3)]
@@ -257,6 +259,7 @@ def test_scheduler_says_whether_a_job_is_over(tmp_path, output, error, over):
         ),
     ],
 )
+@pytest.mark.short(failure=True)
 def test_missing_variables_are_named(variables, missing):
     assert missing in complaint(recognise, variables)
 

@@ -67,6 +67,7 @@ def refusal(result):
 
 
 @pytest.mark.parametrize("starter", STARTERS.values())
+@pytest.mark.short
 def test_job_started_by_each_launcher(starter, home):
     check(run(every(starter(2), home), JOB))
 
@@ -127,6 +128,7 @@ def test_rank_0_ends_before_others_init_again(home, tmp_path):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
 )
+@pytest.mark.short
 def test_job_across_two_hosts(home):
     """The launcher gives the two ranks different names for rank 0's host, and there is no default route."""
     environments = every(distributed(2), home)
@@ -175,6 +177,7 @@ def torchrun(*arguments, home, timeout=60):
     return done.returncode, done.stdout.decode()
 
 
+@pytest.mark.short
 def test_job_under_torchrun(home, tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "job.py"

@@ -23,6 +23,7 @@ def rank_ended(outcome, rank, code, now=0.0, departures=(), present=0):
     outcome.rank_ended(rank, code, now, departures=departures, present=present)
 
 
+@pytest.mark.short
 def test_successful_ranks_do_not_end_the_job(outcome):
     for rank in range(3):
         rank_ended(outcome, rank, 0)
@@ -38,6 +39,7 @@ def test_successful_ranks_do_not_end_the_job(outcome):
         (-signal.SIGKILL, "rank 1 was killed by signal 9 (SIGKILL)", 137),
     ],
 )
+@pytest.mark.short
 def test_first_failed_rank_sets_code_and_line(outcome, code, text, exit_code):
     rank_ended(outcome, 1, code, now=10.0)
     assert (outcome.is_ending, outcome.due) == (False, 10.0)
@@ -46,6 +48,7 @@ def test_first_failed_rank_sets_code_and_line(outcome, code, text, exit_code):
     assert (outcome.code, outcome.verdict) == (exit_code, f"{text}; the other ranks were ended")
 
 
+@pytest.mark.short
 def test_last_failed_rank_has_no_other_ranks_to_end(outcome):
     rank_ended(outcome, 0, 0)
     rank_ended(outcome, 2, 0)
@@ -54,11 +57,13 @@ def test_last_failed_rank_has_no_other_ranks_to_end(outcome):
     assert (outcome.code, outcome.verdict) == (3, "rank 1 exited with code 3")
 
 
+@pytest.mark.short
 def test_decision_waits_for_errors_of_connected_ranks(outcome):
     rank_ended(outcome, 1, -signal.SIGKILL, now=10.0, departures=[1], present=2)
     assert outcome.due == 10.0 + LAST_WORDS_SECONDS
 
 
+@pytest.mark.short
 def test_lost_ranks_are_not_waited_for(outcome):
     rank_ended(outcome, 2, 1, now=10.0, departures=[0, 2])  # rank 0 left first, but still runs
     assert outcome.due == 10.0 + CAUSE_SECONDS
@@ -67,6 +72,7 @@ def test_lost_ranks_are_not_waited_for(outcome):
     assert outcome.due == 10.5
 
 
+@pytest.mark.short
 def test_first_failure_is_kept(outcome):
     outcome.fail("host b: no sign of life", 10.0, all_ranks=True)
     outcome.fail("host c: no sign of life", 11.0, 126)
@@ -76,12 +82,14 @@ def test_first_failure_is_kept(outcome):
     assert outcome.due is None  # the ranks end because they were told to
 
 
+@pytest.mark.short
 def test_failure_before_ranks_can_run_mentions_no_ranks():
     outcome = Outcome(3, GRACE)
     outcome.fail("no answer from b", 10.0)
     assert (outcome.code, outcome.verdict) == (1, "no answer from b")
 
 
+@pytest.mark.short
 def test_limit_for_agents_covers_the_grace_period_once_ranks_can_run(outcome):
     outcome.fail("host b is lost", 10.0)
     assert outcome.deadline > 10.0 + GRACE
@@ -90,6 +98,7 @@ def test_limit_for_agents_covers_the_grace_period_once_ranks_can_run(outcome):
     assert 10.0 < early.deadline < 10.0 + GRACE
 
 
+@pytest.mark.short
 def test_later_events_do_not_extend_the_limit(outcome):
     outcome.interrupt(signal.SIGINT, 10.0)
     deadline = outcome.deadline
@@ -106,17 +115,20 @@ def test_later_events_do_not_extend_the_limit(outcome):
         (signal.SIGHUP, "ended by SIGHUP"),
     ],
 )
+@pytest.mark.short
 def test_signal_ends_all_ranks(outcome, number, word):
     assert outcome.interrupt(number, 10.0) == TERMINATE
     assert (outcome.code, outcome.verdict) == (128 + number, f"{word}; all ranks were ended")
 
 
+@pytest.mark.short
 def test_second_signal_kills_the_ranks(outcome):
     outcome.interrupt(signal.SIGINT, 10.0)
     assert outcome.interrupt(signal.SIGTERM, 10.0) == KILL
     assert (outcome.code, outcome.signals) == (130, 2)
 
 
+@pytest.mark.short
 def test_closed_output_ends_the_job_without_a_line(outcome):
     outcome.fail("host b is lost", 10.0)
     outcome.output_closed()

@@ -53,6 +53,7 @@ def rank():
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_run_returns_results_by_rank():
     def work(base, *, factor):
         import numpy as np
@@ -184,6 +185,7 @@ def test_run_on_several_hosts_of_one_machine(tmp_path, monkeypatch):
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(failure=True)
 def test_exception_of_a_rank_is_raised():
     def work():
         import horoplug as hvd

@@ -19,12 +19,14 @@ def done(output):
     return sorted(re.findall(r"rank (\d of \d) is done", output))
 
 
+@pytest.mark.short
 def test_job_under_srun(slurm):
     status, output = slurm("srun", "-n", "2", sys.executable, "-c", JOB)
     assert status == 0, output
     assert done(output) == ["0 of 2", "1 of 2"]
 
 
+@pytest.mark.short
 def test_job_under_srun_on_two_nodes(slurm):
     status, output = slurm("srun", "-N", "2", "-n", "4", sys.executable, "-c", JOB)
     assert status == 0, output

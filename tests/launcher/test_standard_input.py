@@ -70,6 +70,7 @@ def test_every_rank_gets_the_program(flags):
     ]
 
 
+@pytest.mark.short
 def test_first_rank_gets_data_and_the_others_none():
     data = os.urandom(3 << 20)
     done = launch("-np", 2, "bash", "-c", "echo $HOROVOD_RANK $(sha256sum)", input=data)

@@ -24,6 +24,7 @@ from tests.harness.support import environment, until
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_status_line_text():
     line = Status(4, now=100.0)
     assert line.due == 101.0
@@ -264,6 +265,7 @@ for step in tqdm(range(20), desc="x" * 70, mininterval=0, ncols=150):
     assert any(re.search(r"20/20 ", line) for line in job.screen())  # the last state, in full
 
 
+@pytest.mark.short
 def test_job_on_a_terminal_shows_the_status_line(terminal, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()

@@ -174,6 +174,7 @@ ASKED, KILLED = describe(-signal.SIGTERM), describe(-signal.SIGKILL)
 # ---- exit codes and causes -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_successful_job_exits_with_0(run):
     code, out, err = run("-np", 3, *python("print(rank)")).finish()
     assert (code, err) == (0, "")
@@ -189,6 +190,7 @@ def test_job_exits_with_the_first_exit_code(run):
     assert next(iter(ends(err))) == 1
 
 
+@pytest.mark.short(failure=True)
 def test_single_failing_rank(run):
     code, _, err = run("-np", 1, "sh", "-c", "exit 3").finish()
     assert (code, err) == (3, "horovodrun: rank 0 exited with code 3\n")
@@ -205,6 +207,7 @@ def test_job_reports_the_first_signal(run, number):
     )
 
 
+@pytest.mark.short(failure=True)
 def test_killed_rank_is_the_cause_not_ranks_that_fail_after_it(run, tmp_path):
     """Ranks 0 and 2 exit with 1 as soon as they notice that rank 1 is gone."""
     fifo = tmp_path / "fifo"
@@ -381,6 +384,7 @@ def test_rank_that_exits_without_init_fails_the_others_at_once(run):
         (signal.SIGHUP, "ended by SIGHUP"),
     ],
 )
+@pytest.mark.short(failure=True)
 def test_signal_to_the_launcher_ends_all_ranks(run, number, word):
     job = run("-np", 3, "--verbose", *python("print('ready')", SPIN))
     job.lines(3)

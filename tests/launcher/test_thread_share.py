@@ -163,6 +163,7 @@ LOCAL = [sys.executable, "-c", PRINT]
     ],
     ids=["static", "own", "flag", "flag over variable", "elastic", "elastic, off"],
 )
+@pytest.mark.short
 def test_horovodrun_gives_ranks_their_share(flags, env, seen):
     before = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     done = launch(*flags, *LOCAL, env=env, before=before)

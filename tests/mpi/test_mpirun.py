@@ -54,6 +54,7 @@ sys.stdout.write(f"rank {rank} of {size} is done\\n")
 """
 
 
+@pytest.mark.short
 def test_job_under_mpirun(place):
     pytest.importorskip("mpi4py")
     status, output = finish(mpirun(place, JOB, np=4))
@@ -163,6 +164,7 @@ def test_rank_that_exits_early_is_named(place):
     assert re.search(r"failed: .*after.*rank 1", output), output
 
 
+@pytest.mark.short("openmpi*", failure=True)
 def test_killed_rank_is_named(place, tmp_path):
     pytest.importorskip("mpi4py")
     script = """
@@ -204,6 +206,7 @@ def refusals(output: str) -> list[str]:
     return re.findall(r"refused: (.*)", output)
 
 
+@pytest.mark.short(failure=True)
 def test_missing_mpi4py_is_an_error(place):
     _, output = finish(mpirun(place, REFUSED, "no mpi4py"))
     assert len(refusals(output)) == 2, output

@@ -33,6 +33,7 @@ def one_of_two(request):
 @pytest.mark.parametrize(
     "algorithms", [",mpi", "ring,pairwise,doubling,hierarchical"], ids=["default", "forced"]
 )
+@pytest.mark.short("*default")
 def test_collectives_over_mpi_point_to_point(place, algorithms):
     if algorithms.startswith("ring") and place.name == "impi":
         pytest.skip(

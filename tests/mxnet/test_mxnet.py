@@ -42,10 +42,18 @@ def same_on_all(results):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-*")
 def test_operations(ranks, dtype):
     ranks.run(check, "check_operations", dtype, seed())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
+@pytest.mark.short("aa-*")
+def test_rooted_and_point_to_point_operations(ranks, dtype):
+    ranks.run(check, "check_rooted_and_point_to_point", dtype, seed())
+
+
+@pytest.mark.short("aa")
 def test_arguments_are_horovods(ranks):
     ranks.run(check, "check_horovods_arguments")
 
@@ -73,25 +81,30 @@ def test_refusals_are_one_line(ranks):
     ],
     ids=str,
 )
+@pytest.mark.short("aa-*")
 def test_trainer(ranks, options, tolerance):
     same_on_all(ranks.run(check, "check_trainer", options, tolerance, seed()))
 
 
 @pytest.mark.parametrize("groups", [0, 2])
 @pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.short("aa-*")
 def test_optimizer(ranks, groups, as_list):
     ranks.run(check, "check_optimizer", seed(), groups, as_list)
 
 
+@pytest.mark.short("aa")
 def test_parameters_are_broadcast(ranks):
     same_on_all(ranks.run(check, "check_deferred_parameters", seed()))
     ranks.run(check, "check_parameters_of_modules")
 
 
+@pytest.mark.short("aa")
 def test_objects(ranks):
     ranks.run(check, "check_objects")
 
 
+@pytest.mark.short
 def test_process_sets(processes):
     with processes.ranks(3) as job:
         alone, *together = job.run(check, "check_process_sets", seed())
@@ -105,6 +118,7 @@ def test_stub_is_up_to_date(processes):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
+@pytest.mark.short(failure=True)
 def test_killed_rank_is_named(processes, hosts):
     with processes.ranks(len(hosts), hosts=hosts) as job:
         outcomes = job.outcomes(check, "step_beside_a_killed_rank", 1, seed())
@@ -118,6 +132,7 @@ def test_different_networks_are_named(processes):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "aab"])
+@pytest.mark.short(failure=True)
 def test_state_returns_to_the_last_commit(processes, hosts):
     with processes.ranks(len(hosts), hosts=hosts) as job:
         same_on_all(job.run(check, "check_elastic", seed()))
@@ -140,6 +155,7 @@ def run(*command):
     not os.path.isdir("/usr/share/datasets/fashion-mnist"), reason="needs dataset-fashion-mnist"
 )
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.short
 def test_example_learns(size):
     program = ROOT / "examples" / "mxnet" / "train.py"
     said = run(

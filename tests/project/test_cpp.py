@@ -89,6 +89,7 @@ def run(command: list[str], limit: float) -> tuple[int, str]:
         if config != "tsan" or name not in SINGLE_THREADED
     ],
 )
+@pytest.mark.short("*-release")
 def test_cpp_test(name, config):
     command = [str(binary(config, name)), "--no-colors"]
     if config != "release" and name not in PARALLEL:

@@ -82,6 +82,7 @@ BLOCKS = blocks()
 TO_RUN = [block for block in BLOCKS if block.words]
 
 
+@pytest.mark.short
 def test_documentation_has_commands_to_run():
     assert len(TO_RUN) > 10
     assert all(block.language == "sh" and block.words[0] == "run" for block in TO_RUN)
@@ -140,6 +141,7 @@ def run_on_hosts(cluster, block, variables):
 
 
 @pytest.mark.parametrize("block", TO_RUN, ids=str)
+@pytest.mark.short
 def test_command_of_the_documentation(block, tmp_path, request, monkeypatch):
     variables = variables_of(block, tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
@@ -175,6 +177,7 @@ def test_command_of_the_documentation(block, tmp_path, request, monkeypatch):
     check(block, output)
 
 
+@pytest.mark.short
 def test_other_code_blocks_parse():
     """Blocks of YAML and Python parse, and those for shells have no syntax error."""
     yaml = pytest.importorskip("yaml")
@@ -189,6 +192,7 @@ def test_other_code_blocks_parse():
             subprocess.run(["bash", "-n", "-c", block.text], check=True)
 
 
+@pytest.mark.short
 def test_kubernetes_guide_creates_the_key():
     """Under the name of the secret and of the file that the manifests in examples/kubernetes use."""
     text = (ROOT / "docs" / "launch-kubernetes.md").read_text()
@@ -201,6 +205,7 @@ def test_kubernetes_guide_creates_the_key():
         assert "{name: HOROPLUG_SECRET_FILE, value: /etc/horoplug/key}" in text
 
 
+@pytest.mark.short
 def test_guide_lists_every_launcher():
     """The page's table equals the code's, in the same order."""
     rows = re.findall(

@@ -19,6 +19,7 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.short
 def test_links_lead_to_files_and_headings(page):
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         other = page.parent / target if target else page
@@ -27,11 +28,13 @@ def test_links_lead_to_files_and_headings(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.short
 def test_paths_of_the_repository_exist(page):
     for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]+)`", page.read_text()):
         assert path in ABSENT or any(ROOT.glob(path.rstrip("/"))), path
 
 
+@pytest.mark.short
 def test_every_environment_variable_is_documented():
     text = (ROOT / "docs" / "configuration.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
@@ -40,6 +43,7 @@ def test_every_environment_variable_is_documented():
     assert documented - {"CPU_KERNELS"} == {variable.name for variable in VARIABLES}
 
 
+@pytest.mark.short
 def test_every_design_page_is_in_the_index():
     folder = ROOT / "docs" / "design"
     index = (folder / "index.md").read_text()
@@ -48,10 +52,12 @@ def test_every_design_page_is_in_the_index():
 
 
 @pytest.mark.parametrize(("page", "limit"), [("README.md", 6000), ("ARCHITECTURE.md", 12000)])
+@pytest.mark.short
 def test_overviews_are_short(page, limit):
     assert len((ROOT / page).read_bytes()) <= limit
 
 
+@pytest.mark.short
 def test_pre_commit_has_the_checks_of_make_lint():
     yaml = pytest.importorskip("yaml")
     makefile = (ROOT / "Makefile").read_text()

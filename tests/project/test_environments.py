@@ -111,6 +111,7 @@ needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers o
 @needs_x86
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces")
 @pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.short
 def test_job_runs_in(name, home):
     prefix = ENVIRONMENTS[name]
     if shutil.which(prefix[0]) is None:
@@ -125,6 +126,7 @@ def test_job_runs_in(name, home):
 
 
 @needs_x86
+@pytest.mark.short(failure=True)
 def test_missing_memfd_create_is_one_line(home):
     done = run(without_calls([MEMFD_CREATE], ENOSYS), home=home)
     assert done.returncode == 1

@@ -132,6 +132,7 @@ def language_model(tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["none", "bf16"])
+@pytest.mark.short
 def test_language_model_learns(language_model, compression):
     text, digests = language_model("--compression", compression)
     assert len(set(digests)) == 1, "ranks have different parameters"
@@ -177,6 +178,7 @@ def test_language_model_refuses_too_short_a_text(tmp_path):
 # ---- tensorflow/train.py --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_tensorflow_example_learns():
     pytest.importorskip("tensorflow")
     if not Path("/usr/share/datasets/fashion-mnist").is_dir():
@@ -195,6 +197,7 @@ def test_tensorflow_example_learns():
 # ---- jax/train_fashion.py -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_jax_example_learns():
     if importlib.util.find_spec("optax") is None:  # importing it would start JAX's threads
         pytest.skip("optax is not installed")
@@ -215,6 +218,7 @@ def test_jax_example_learns():
     "backend",
     ["tensorflow", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("torch", "jax"))],
 )
+@pytest.mark.short
 def test_keras_example_learns(backend, tmp_path):
     pytest.importorskip("keras")
     pytest.importorskip(f"horoplug.{backend}")
@@ -244,6 +248,7 @@ def imported(program):
 # ---- make demo ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_demo_ends_with_a_picture(tmp_path, monkeypatch):
     demo = imported_example("demo.py")
     trained = {"epochs": [{"accuracy": 0.5}, {"accuracy": 0.75}]}

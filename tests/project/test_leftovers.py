@@ -41,6 +41,7 @@ def wait_until_empty(look):
     return found
 
 
+@pytest.mark.every_run
 def test_no_process_is_left():
     assert not wait_until_empty(processes)
 
@@ -49,5 +50,6 @@ def test_no_process_is_left():
     not os.environ.get("TEST_LEFTOVER_FILES"),
     reason="only where nothing else runs: other sessions' files look the same",
 )
+@pytest.mark.every_run
 def test_no_file_is_left(pytestconfig):
     assert not wait_until_empty(lambda: leftover_files() - pytestconfig.stash[FILES_BEFORE])

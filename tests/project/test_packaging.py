@@ -78,6 +78,7 @@ def libraries(folder):
     return found
 
 
+@pytest.mark.short
 def test_version_is_the_same_everywhere():
     assert VERSION == _native.version() == metadata.version("horoplug")
 
@@ -212,6 +213,7 @@ def test_source_archive_builds_with_a_compiler_and_nothing_else(sdist, tmp_path)
     assert "horoplug/libhoroplug.so" in names
 
 
+@pytest.mark.short
 def test_python_3_10_can_make_all_classes():
     """mypy checks for Python 3.10 all but this: a NamedTuple there has no further base class. make test-wheels imports
     all modules in each Python."""

@@ -50,6 +50,7 @@ def _train(steps, size, wait, die_at=None):
     return train
 
 
+@pytest.mark.short(failure=True)
 def test_a_killed_actor_is_replaced_and_the_results_are_in_order_of_the_ranks(on_ray):
     def use(cluster):
         from horoplug.ray import ElasticRayExecutor
@@ -68,6 +69,7 @@ def test_a_killed_actor_is_replaced_and_the_results_are_in_order_of_the_ranks(on
     assert logged[-1]["step"] >= 20
 
 
+@pytest.mark.short
 def test_hosts_of_a_discovery_are_called_by_a_resource_of_their_node(on_ray):
     """As in programs for Horovod. The main node has two further names; one host does not exist, until it does."""
 

@@ -10,6 +10,7 @@ from tests.harness.ray_driver import CPUS
 pytest_plugins = ["tests.harness.ray_driver"]
 
 
+@pytest.mark.short
 def test_ranks_of_an_executor_reduce_and_are_used_again(on_ray):
     def use(cluster):
         from horoplug.ray import RayExecutor
@@ -111,6 +112,7 @@ def test_an_exception_has_rank_traceback_and_cause_and_start_works_again(on_ray)
     assert again == [3, 3]
 
 
+@pytest.mark.short(failure=True)
 def test_the_rank_that_died_is_blamed_and_not_those_that_noticed_it(on_ray):
     def use(cluster):
         from horoplug.ray import RayExecutor

@@ -14,6 +14,7 @@ pytest_plugins = ["tests.harness.ray_driver"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
+@pytest.mark.short
 def test_a_trainer_reports_restarts_from_a_checkpoint_and_feeds_its_ranks(on_ray, tmp_path):
     def use(cluster, folder):
         import ray

@@ -48,6 +48,7 @@ def arguments(role, secret=SECRET, context=b"x", timeout=5.0):
     return secret, role, context, timeout, "the other side"
 
 
+@pytest.mark.short
 def test_same_secret_authenticates():
     assert both_sides(arguments(Role.CLIENT), arguments(Role.SERVER)) == (None, None)
 
@@ -55,6 +56,7 @@ def test_same_secret_authenticates():
 @pytest.mark.parametrize(
     "wrong", [{"secret": flipped(SECRET)}, {"context": b"y"}], ids=["secret", "context"]
 )
+@pytest.mark.short
 def test_secret_with_one_wrong_bit_fails_on_both_sides(wrong):
     for client, server in (({}, wrong), (wrong, {})):
         errors = both_sides(arguments(Role.CLIENT, **client), arguments(Role.SERVER, **server))
@@ -63,12 +65,14 @@ def test_secret_with_one_wrong_bit_fails_on_both_sides(wrong):
         assert all("\n" not in str(error) for error in errors)
 
 
+@pytest.mark.short
 def test_secret_of_wrong_length_is_refused():
     with pytest.raises(ValueError, match="32 bytes, not 31"):
         Handshake(SECRET[:31], Role.CLIENT, b"", "x")
 
 
 @pytest.mark.parametrize("role", Role)
+@pytest.mark.short
 def test_reflected_handshake_fails(role):
     """An attacker who echoes every frame does not authenticate."""
     mine, attacker = socket.socketpair()
@@ -90,6 +94,7 @@ def test_reflected_handshake_fails(role):
     attacker.close()
 
 
+@pytest.mark.short
 def test_reflected_handshake_over_two_connections_fails():
     """An attacker cannot have the server answer its own challenge over a second connection."""
     victim, oracle = (Handshake(SECRET, Role.SERVER, b"x", "x") for _ in range(2))
@@ -101,6 +106,7 @@ def test_reflected_handshake_over_two_connections_fails():
         victim.feed(oracle_challenge)
 
 
+@pytest.mark.short
 def test_proof_is_not_accepted_as_its_own_answer():
     """A false server with its own nonce sends the client's proof back as the server's proof."""
     client = Handshake(SECRET, Role.CLIENT, b"x", "x")
@@ -114,6 +120,7 @@ def test_proof_is_not_accepted_as_its_own_answer():
     assert not client.done
 
 
+@pytest.mark.short
 def test_replayed_handshake_fails():
     """A recorded handshake of a client cannot be replayed, since the server's nonce is fresh."""
     client, server = (
@@ -129,6 +136,7 @@ def test_replayed_handshake_fails():
         again.feed(proof)
 
 
+@pytest.mark.short
 def test_server_sends_no_proof_to_an_unauthenticated_client():
     server = Handshake(SECRET, Role.SERVER, b"x", "x")
     stranger = Handshake(flipped(SECRET), Role.CLIENT, b"x", "x")
@@ -151,6 +159,7 @@ def test_server_sends_no_proof_to_an_unauthenticated_client():
         (b"HPau\x02\x01\0\1" + bytes(32), "does not speak"),
     ],
 )
+@pytest.mark.short
 def test_garbage_fails_authentication(role, data, message):
     mine, stranger = socket.socketpair()
     with mine, stranger:
@@ -160,6 +169,7 @@ def test_garbage_fails_authentication(role, data, message):
 
 
 @pytest.mark.parametrize("role", Role)
+@pytest.mark.short
 def test_silent_slow_and_closing_peers_fail_in_time(role):
     mine, stranger = socket.socketpair()
     with mine, stranger:
@@ -186,6 +196,7 @@ def test_silent_slow_and_closing_peers_fail_in_time(role):
         authenticate(mine, *arguments(role))
 
 
+@pytest.mark.short
 def test_random_frames_only_raise_authentication_errors():
     for i in range(2000):
         shake = Handshake(SECRET, Role.SERVER if i % 2 else Role.CLIENT, b"x", "x")

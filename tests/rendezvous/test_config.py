@@ -18,11 +18,13 @@ from horoplug.common.errors import (
 from horoplug.rendezvous.session import Rendezvous
 
 
+@pytest.mark.short
 def test_defaults_and_empty_values():
     assert Config.from_env({}) == Config()
     assert Config.from_env({name: " " for v in VARIABLES for name in v.names}) == Config()
 
 
+@pytest.mark.short
 def test_horoplug_variables_override_horovod_variables():
     env = {"HOROVOD_FUSION_THRESHOLD": "1", "HOROPLUG_FUSION_THRESHOLD": "2"}
     assert Config.from_env(env).fusion_threshold == 2
@@ -53,10 +55,12 @@ def test_horoplug_variables_override_horovod_variables():
         ("TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
     ],
 )
+@pytest.mark.short
 def test_variables_are_parsed(variable, value, field, expected):
     assert getattr(Config.from_env({f"HOROVOD_{variable}": value}), field) == expected
 
 
+@pytest.mark.short
 def test_single_variable_is_read_alone(monkeypatch):
     monkeypatch.delenv("HOROPLUG_ELASTIC", raising=False)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
@@ -81,6 +85,7 @@ HOROVOD = """
 """
 
 
+@pytest.mark.short
 def test_every_variable_of_horovod_is_known():
     read = {name for variable in VARIABLES for name in variable.names}
     ignored = {f"HOROVOD_{name}" for name in IGNORED}
@@ -88,6 +93,7 @@ def test_every_variable_of_horovod_is_known():
     assert not read & ignored
 
 
+@pytest.mark.short
 def test_autotune_variables():
     assert Config.from_env({}).core_autotune == (0, 0, 3, 10, 20, "")
     samples = {
@@ -112,6 +118,7 @@ def test_autotune_variables():
     assert Config.from_env(fixed).core_autotune[:2] == (1, 1 + 4)
 
 
+@pytest.mark.short
 def test_secret_key_variables():
     secret = bytes(range(32))
     for text in (secret.hex(), base64.b64encode(secret).decode()):
@@ -126,6 +133,7 @@ def test_secret_key_variables():
         assert wrong not in str(caught.value)
 
 
+@pytest.mark.short
 def test_secret_file(tmp_path):
     """It has the job's secret instead of the environment, which launchers pass on in plain text."""
     file, secret = tmp_path / "secret", bytes(range(32))
@@ -161,12 +169,14 @@ def test_secret_file(tmp_path):
         ({"HOROVOD_THREAD_AFFINITY": "1;2"}, "CPU numbers separated by commas"),
     ],
 )
+@pytest.mark.short
 def test_invalid_values_are_refused(env, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Config.from_env(env)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.short
 def test_unsupported_variables_are_reported_in_one_line(caplog):
     env = {f"HOROVOD_{name}": "1" for name in IGNORED}
     config = Config.from_env(env)
@@ -180,12 +190,14 @@ def test_unsupported_variables_are_reported_in_one_line(caplog):
     assert Config.from_env(quiet).notes == ()
 
 
+@pytest.mark.short
 def test_stall_shutdown_before_the_warning_is_ignored():
     config = Config.from_env({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"})
     assert config.stall_shutdown_time_seconds == 0
     assert config.notes[0][0] == logging.WARNING
 
 
+@pytest.mark.short
 def test_log_configuration(capsys):
     logger = logging.getLogger("horoplug")
     before = logger.handlers, logger.level, logger.propagate
@@ -209,6 +221,7 @@ def test_log_configuration(capsys):
         logger.setLevel(before[1])
 
 
+@pytest.mark.short
 def test_error_classes_and_texts():
     assert issubclass(HorovodInternalError, RuntimeError)
     assert HostsUpdatedInterrupt(True).skip_sync
@@ -228,12 +241,14 @@ def test_error_classes_and_texts():
         ),
     ],
 )
+@pytest.mark.short
 def test_job_without_a_launcher_names_missing_variables(env, message):
     with pytest.raises(ValueError, match=message) as caught:
         Rendezvous(Config.from_env({"HOROVOD_SIZE": "2", **env}))
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.short
 def test_single_process_needs_no_launcher():
     with Rendezvous(Config.from_env({})) as rendezvous:
         assert rendezvous.connect(0).size == 1

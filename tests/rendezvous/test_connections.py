@@ -170,6 +170,7 @@ def check(by_rank):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("hosts", [1, 2, 3, 8])
+@pytest.mark.short("*2*")
 def test_every_pair_is_connected(stores, size, hosts):
     before = descriptors()
     clients = stores(size)
@@ -430,6 +431,7 @@ def test_processes_connect_to_each_other(server, mode, size, hosts):
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(failure=True)
 def test_missing_ranks_are_named(stores):
     before = descriptors()
     clients = stores(2)
@@ -468,6 +470,7 @@ def on_this_host():
         yield lambda key: f"{key}/{token.value}"
 
 
+@pytest.mark.short(failure=True)
 def test_rank_that_dies_while_connecting_is_named_at_once(stores, monkeypatch, on_this_host):
     """Rank 1 publishes its record, so that rank 0 waits for it on its listener, and then dies."""
     zero, one = stores(2)

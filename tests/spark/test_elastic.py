@@ -85,6 +85,7 @@ def test_a_killed_executor_ends_a_job_of_fixed_size_with_the_rank(spark, tmp_pat
     until(lambda: not list(spark.sparkContext.statusTracker().getActiveJobsIds()))
 
 
+@pytest.mark.short(failure=True)
 def test_an_elastic_job_goes_on_without_a_killed_executor_and_takes_its_replacement(tmp_path):
     found, lines = run(horoplug.spark.run_elastic, train, (tmp_path,), num_proc=2, min_num_proc=1)
     assert found == [(0, 2, 20, 10), (1, 2, 20, 10)]

@@ -19,6 +19,7 @@ from tests.harness.support import environment
         ("several", "tensorflow"),
     ],
 )
+@pytest.mark.short
 def test_keras_estimator(tmp_path, case, backend):
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs Keras and {backend}")

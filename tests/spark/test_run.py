@@ -56,6 +56,7 @@ def active_jobs(spark):
     return list(spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
+@pytest.mark.short
 def test_results_come_by_rank_and_output_has_the_rank_before_it():
     def train(factor):
         import numpy as np
@@ -113,6 +114,7 @@ def test_an_exception_has_rank_and_traceback_and_no_rank_runs_twice(spark, tmp_p
     until(lambda: not active_jobs(spark))
 
 
+@pytest.mark.short(failure=True)
 def test_a_killed_rank_is_named_and_not_one_that_fails_because_of_it():
     def train():
         import numpy as np
@@ -327,6 +329,7 @@ def test_a_python_that_does_not_exist_is_reported():
     assert err.getvalue() == "[0]<stderr>:/no/python cannot be started: No such file or directory\n"
 
 
+@pytest.mark.short
 def test_the_gpus_of_the_task_are_those_of_the_rank(monkeypatch):
     from pyspark import TaskContext
     from pyspark.resource import ResourceInformation

@@ -103,6 +103,7 @@ def parameters(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.short
 def test_two_ranks_train_like_one_process_and_resume(frame, store, tmp_path):
     x, y = columns(frame, "x", "y")
     x, y = torch.tensor(x).float(), torch.tensor(y).float()[:, None]
@@ -498,6 +499,7 @@ def test_unusable_models_are_one_line(frame):
         bad.collect()
 
 
+@pytest.mark.short(failure=True)
 def test_failing_loss_names_the_rank(frame, store):
     from horoplug.spark import RankError
 

@@ -15,6 +15,7 @@ ranks = ranks_fixture("aa")
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.short(failure=True)
 def test_run_restores_the_last_commit(ranks, compiled):
     ranks.run(check_run, compiled)
 
@@ -65,5 +66,6 @@ def test_state_of_a_tensorflow_1_graph(ranks):
     ranks.run(check_old_graph)
 
 
+@pytest.mark.short
 def test_keras_state(ranks):
     ranks.run(check_keras)

@@ -37,12 +37,14 @@ def check_broadcast_gradient(key):
         close(gradient(lambda x, r=root: hvd.broadcast(x, r) * weights[rank], tf.ones(4)), expected)
 
 
-test_gradient = gradient_test(
-    check_allreduce_gradient,
-    check_allgather_gradient,
-    check_broadcast_gradient,
-    check_alltoall_gradient,
-    check_reducescatter_gradient,
+test_gradient = pytest.mark.short("aa*")(
+    gradient_test(
+        check_allreduce_gradient,
+        check_allgather_gradient,
+        check_broadcast_gradient,
+        check_alltoall_gradient,
+        check_reducescatter_gradient,
+    )
 )
 
 
@@ -118,10 +120,12 @@ OPTIONS = {
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.short("aa-plain-*")
 def test_training_equals_training_on_one_rank(ranks, options, compiled):
     ranks.run(check_training, seed() % 10000, OPTIONS[options], compiled)
 
 
+@pytest.mark.short("aa*")
 def test_distributed_tape(ranks):
     ranks.run(check_tape)
 
@@ -197,6 +201,7 @@ def test_tape_with_process_set(pool):
         job.run(check_process_set)
 
 
+@pytest.mark.short("aa*")
 def test_local_layers_are_not_reduced(ranks):
     ranks.run(check_local_layers)
 
@@ -204,9 +209,11 @@ def test_local_layers_are_not_reduced(ranks):
 # ---- variables and objects ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short("aa*")
 def test_broadcast_of_variables_and_objects(ranks):
     ranks.run(check_broadcasts)
 
 
+@pytest.mark.short("aa*")
 def test_broadcast_in_tensorflow_1_graphs(ranks):
     ranks.run(check_old_graphs)

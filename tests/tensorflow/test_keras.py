@@ -123,6 +123,7 @@ def check_fit(folder, key):
     assert type(keras.models.load_model(path).optimizer) is loaded.optimizer.__class__
 
 
+@pytest.mark.short
 def test_fit_equals_training_on_one_rank(ranks, tmp_path):
     ranks.run(check_fit, str(tmp_path), seed())
 
@@ -157,6 +158,7 @@ def check_callbacks():
     assert hvd.allreduce(model.weights[0]).shape == (6, 2)
 
 
+@pytest.mark.short
 def test_callbacks_of_both_keras_versions(ranks):
     ranks.run(check_callbacks)
 

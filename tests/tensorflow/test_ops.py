@@ -50,10 +50,11 @@ DTYPES = [
 ranks = ranks_fixture("a", "aa", "ab", "aab")
 
 
-test_allreduce = allreduce_test(check_allreduce, DTYPES)
+test_allreduce = pytest.mark.short("aa-*-float32")(allreduce_test(check_allreduce, DTYPES))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-float32")
 def test_every_operation_and_dtype(ranks, dtype):
     ranks.run(check_data_movement, dtype, seed())
 
@@ -131,6 +132,7 @@ def check_process_sets():
         hvd.size_op(number)
 
 
+@pytest.mark.short
 def test_operations_on_process_sets(pool):
     with pool.ranks(2) as job:
         job.run(check_process_sets)
@@ -139,6 +141,7 @@ def test_operations_on_process_sets(pool):
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(failure=True)
 def test_mismatch_is_reported_and_the_job_continues(pool):
     with pool.ranks(2) as job:
         job.run(check_mismatches)

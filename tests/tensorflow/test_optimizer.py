@@ -30,6 +30,7 @@ MODES = ["graph", "eager", "function"]
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.short("aa*")
 def test_training_equals_training_on_one_rank(ranks, mode):
     ranks.run(check_training, seed() % 10000, mode)
 

@@ -15,6 +15,7 @@ ranks = ranks_fixture("a", "aab")
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.short("aa*")
 def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks, compiled):
     ranks.run(check_as_one_batch, seed() % 10000, compiled)
 

@@ -259,6 +259,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.short("aa-*")
 def test_adasum_optimizer_matches_the_reference(ranks, check):
     ranks.run(check)
 

@@ -136,6 +136,7 @@ def check_kinds(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.short("aa-*")
 def test_buckets_give_the_same_bits(ranks, kind):
     ranks.run(check_kinds, kind)
 

@@ -95,6 +95,7 @@ def test_sampler_drops_processed_samples():
         assert (list(sampler), len(sampler)) == ([], 0)
 
 
+@pytest.mark.short
 def test_sampler_yields_every_sample_once():
     for size in range(1, 6):
         for length in range(size, 12):
@@ -161,6 +162,7 @@ def check_same_everywhere(*objects):
         check_same(mine, other)
 
 
+@pytest.mark.short("aa*")
 def test_state_sync_commit_and_restore(ranks):
     def check():
         rank = hvd.rank()
@@ -303,6 +305,7 @@ def test_optimizer_has_hooks_at_size_1_in_an_elastic_job(pool):
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short("aa*", failure=True)
 def test_run_restores_the_last_commit_after_a_failure(ranks):
     """After a mismatch, all ranks fail together, restore the last commit, and finish with the result of an undisturbed
     run."""

@@ -60,6 +60,7 @@ def check_parameters():
             hvd.broadcast_parameters(wrong, 0)
 
 
+@pytest.mark.short("aa")
 def test_broadcast_parameters(ranks):
     ranks.run(check_parameters)
 
@@ -117,6 +118,7 @@ def check_state(steps_of_root, steps_of_others, wrap):
 
 @pytest.mark.parametrize("wrap", [False, True], ids=["plain", "wrapped"])
 @pytest.mark.parametrize(("root", "others"), [(0, 0), (2, 0), (0, 2), (3, 1)])
+@pytest.mark.short("aa-*")
 def test_broadcast_optimizer_state(ranks, root, others, wrap):
     ranks.run(check_state, root, others, wrap)
 
@@ -169,6 +171,7 @@ def check_lbfgs():
     hvd.barrier()
 
 
+@pytest.mark.short(failure=True)
 def test_unsupported_optimizer_state_is_refused(ranks):
     ranks.run(check_lbfgs)
 
@@ -198,5 +201,6 @@ def check_objects():
     assert [o["epoch"] for o in hvd.allgather_object(state)] == list(range(size))
 
 
+@pytest.mark.short("aa")
 def test_broadcast_and_allgather_of_objects(ranks):
     ranks.run(check_objects)

@@ -111,12 +111,14 @@ def check_no_gradient():
         assert hvd.synchronize(handle).grad_fn is None
 
 
-test_gradient = gradient_test(
-    check_allreduce_gradient,
-    check_allgather_gradient,
-    check_broadcast_gradient,
-    check_alltoall_gradient,
-    check_reducescatter_gradient,
+test_gradient = pytest.mark.short("aa*")(
+    gradient_test(
+        check_allreduce_gradient,
+        check_allgather_gradient,
+        check_broadcast_gradient,
+        check_alltoall_gradient,
+        check_reducescatter_gradient,
+    )
 )
 
 

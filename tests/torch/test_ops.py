@@ -85,7 +85,7 @@ def check_allreduce(dtype, op, key):
     return seen
 
 
-test_allreduce = allreduce_test(check_allreduce, DTYPES)
+test_allreduce = pytest.mark.short("aa-*-float32")(allreduce_test(check_allreduce, DTYPES))
 
 
 def check_data_movement(dtype, key):
@@ -145,6 +145,7 @@ def check_data_movement(dtype, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.short("aa-float32")
 def test_data_movement_operations(ranks, dtype):
     ranks.run(check_data_movement, dtype, seed())
 
@@ -192,6 +193,7 @@ def check_compression():
         assert torch.equal(y, torch.full((9,), (size + 1) / 2))
 
 
+@pytest.mark.short("aa")
 def test_allreduce_with_compression(ranks):
     ranks.run(check_compression)
 
@@ -212,6 +214,7 @@ def check_sparse():
     torch.testing.assert_close(finish().to_dense(), dense / size)
 
 
+@pytest.mark.short("aa")
 def test_sparse_allreduce(ranks):
     ranks.run(check_sparse)
 
@@ -359,6 +362,7 @@ def check_refusals():
     assert (hvd.allreduce(x) == 1).all()
 
 
+@pytest.mark.short("aa", failure=True)
 def test_invalid_calls_are_refused(ranks):
     ranks.run(check_refusals)
 
@@ -388,6 +392,7 @@ def test_tensors_are_kept_alive(ranks):
     ranks.run(check_kept_alive, 0)
 
 
+@pytest.mark.short
 def test_signatures_are_horovods():
     """The arguments are Horovod's, followed by horoplug's own."""
     expected = {
@@ -431,6 +436,7 @@ def test_signatures_are_horovods():
     assert hvd.allreduce.__module__ == "horoplug.torch.operations"
 
 
+@pytest.mark.short
 def test_stubs_are_up_to_date():
     """The stubs describe the generated functions."""
     for framework in ("numpy", "torch"):  # tests/mxnet has MXNet's

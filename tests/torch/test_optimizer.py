@@ -303,6 +303,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.short("aa-*")
 def test_optimizer_equals_training_alone(ranks, check):
     ranks.run(check)
 

@@ -687,6 +687,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.short("aa-*")
 def test_optimizer_recipes(ranks, check):
     ranks.run(check)
 

@@ -70,8 +70,25 @@ def check_pair():
     assert hvd.synchronize(handle).tolist() == [2, 2]
 
 
+def check_objects():
+    size, rank = hvd.size(), hvd.rank()
+    if rank == 0:
+        for other in range(1, size):
+            hvd.send_object({"tensor": torch.full((2,), other)}, other, tag=5)
+    else:
+        assert hvd.recv_object(0, tag=5)["tensor"].tolist() == [rank, rank]
+
+
 @pytest.mark.parametrize(
-    "check", [check_reduce_gradient, check_gather_gradient, check_scatter_gradient, check_pair]
+    "check",
+    [
+        check_reduce_gradient,
+        check_gather_gradient,
+        check_scatter_gradient,
+        check_pair,
+        check_objects,
+    ],
 )
+@pytest.mark.short("aa-*")
 def test_rooted_and_point_to_point_operations(ranks, check):
     ranks.run(check)

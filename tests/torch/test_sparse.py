@@ -63,6 +63,7 @@ def check_disagreements():
     assert hvd.sparse_allreduce_async(empty, None, hvd.Average)().shape == (3, 2, 0)
 
 
+@pytest.mark.short(failure=True)
 def test_ranks_that_disagree_about_a_sparse_tensor_get_an_error_that_names_both_sides(ranks):
     ranks.run(check_disagreements)
 

@@ -89,6 +89,7 @@ def check_reference(key, dims, rows, options):
     ],
     ids=["plain", "cumulative", "not affine", "untracked"],
 )
+@pytest.mark.short("aa-*")
 def test_sync_batch_norm_equals_batch_norm_on_one_batch(ranks, dims, options):
     ranks.run(check_reference, seed(), dims, [3, 5, 2], options)
 

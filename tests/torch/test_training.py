@@ -126,6 +126,7 @@ def die_in_backward(victim, step_of_death):
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+@pytest.mark.short(failure=True)
 def test_killed_rank_is_reported_in_the_middle_of_a_step(pool, hosts):
     """The other ranks get the error from backward() or step()."""
     with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as ranks:
@@ -155,6 +156,7 @@ def test_training_with_data_loader_workers(pool, hosts):
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.short
 def test_example_learns(tmp_path, size):
     write_fashion_mnist(tmp_path)
     options = ["--epochs", "4", "--batch-size", str(16 // size), "--lr", str(0.05 / size)]

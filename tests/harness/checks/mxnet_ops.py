@@ -72,6 +72,23 @@ def check_operations(dtype, key):
     same(mine, everyone[0], dtype)
 
 
+def check_rooted_and_point_to_point(dtype, key):
+    rank, size = hvd.rank(), hvd.size()
+    root, after, before = size - 1, (rank + 1) % size, (rank - 1) % size
+    everyone = [of_rank(r, key, (size, 3), dtype) for r in range(size)]
+    mine = array(everyone[rank])
+    total = np.sum(everyone, axis=0, dtype=dtype)
+    same(hvd.reduce(mine, root, op=hvd.Sum), total if rank == root else everyone[rank], dtype)
+    rows = np.concatenate(everyone) if rank == root else np.empty((0, 3))
+    same(hvd.gather(mine, root), rows, dtype)
+    same(hvd.scatter(mine, root), everyone[root][rank : rank + 1], dtype)
+    handle = hvd.send_async(mine, after, tag=3)
+    data = mx.nd.zeros((size, 3), dtype=dtype)
+    assert hvd.recv(data, before, tag=3) is data
+    same(data, everyone[before], dtype)
+    assert hvd.synchronize(handle) is None
+
+
 def check_horovods_arguments():
     """Their order is that of Horovod's functions for MXNet."""
     rank, size = hvd.rank(), hvd.size()

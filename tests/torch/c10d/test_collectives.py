@@ -396,6 +396,7 @@ CHECKS = [value for name, value in sorted(globals().items()) if name.startswith(
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.short("aa-*")
 def test_result_is_that_of_one_process(groups, check):
     groups.run(repeat, seed(), check)
 

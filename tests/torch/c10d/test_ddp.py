@@ -218,6 +218,7 @@ SIXTEEN_BITS = [mixed_precision, fp16_hook, bf16_hook, builtin_fp16]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda each: each.__name__)
+@pytest.mark.short("aa-*")
 def test_parameters_are_those_of_gloo(groups, variant):
     groups.run(compare, seed(), variant)
 

@@ -157,6 +157,7 @@ def subgroups():
     dist.destroy_process_group(by_host)
 
 
+@pytest.mark.short
 def test_subgroups(groups):
     groups.run(subgroups)
 
@@ -173,6 +174,7 @@ def meshes():
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.short
 def test_device_mesh(groups):
     groups.run(meshes)
 

@@ -99,6 +99,7 @@ def lose_a_member(file):
     joined.shutdown()
 
 
+@pytest.mark.short(failure=True)
 def test_group_goes_on_without_a_killed_member(pool, tmp_path):
     with pool.ranks(3, hosts="aab", init=False) as ranks:
         outcomes = ranks.outcomes(lose_a_member, new_file(tmp_path))

@@ -177,6 +177,7 @@ def checkpoints(key, folder):
 @pytest.mark.parametrize(
     "program", [fsdp1, fsdp2, dtensor, tensor_parallel, pipeline], ids=lambda each: each.__name__
 )
+@pytest.mark.short("aa-*")
 def test_result_is_that_of_one_process(groups, program):
     groups.run(program, seed())
 

@@ -42,6 +42,7 @@ def run(backend="horoplug", imports="import torch", **variables):
     return process.stdout, process.stderr.strip().splitlines(), process.returncode
 
 
+@pytest.mark.short
 def test_without_any_import():
     output, errors, code = run()
     assert code == 0, errors
@@ -57,6 +58,7 @@ def test_with_an_import_where_pytorch_loads_no_entry_points():
 
 
 @pytest.mark.parametrize("name", ["HOROPLUG_AS_GLOO", "HOROVOD_AS_GLOO"])
+@pytest.mark.short
 def test_in_place_of_gloo(name):
     output, errors, code = run("gloo", **{name: "1", "HOROPLUG_LOG_HIDE_TIME": "1"})
     assert code == 0, errors
@@ -94,6 +96,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.short
 def test_torchrun(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TRAINING.format(backend="cpu:horoplug,cuda:nccl"))
