@@ -51,6 +51,15 @@ def test_every_design_page_is_in_the_index():
         assert page.name == "index.md" or f"({page.name})" in index, page.name
 
 
+def test_readme_links_every_guide():
+    """Those of launchers are in the table of another guide."""
+    readme = (ROOT / "README.md").read_text()
+    launchers = (ROOT / "docs" / "which-launcher.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        link = f"({page.name})" if page.name.startswith("launch-") else f"(docs/{page.name})"
+        assert link in (launchers if page.name.startswith("launch-") else readme), page.name
+
+
 @pytest.mark.parametrize(("page", "limit"), [("README.md", 6000), ("ARCHITECTURE.md", 12000)])
 @pytest.mark.short
 def test_overviews_are_short(page, limit):
