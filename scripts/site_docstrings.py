@@ -28,6 +28,14 @@ def markdown(text: str) -> str:
 
 
 class Docstrings(griffe.Extension):
+    def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
+        """A stub has no function beside its overloads, so griffe would leave it out: the first one stands for it."""
+        for name, overloads in mod.overloads.items():
+            if name not in mod.members:
+                function, *others = overloads
+                function.overloads = others
+                mod.set_member(name, function)
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)

@@ -10,7 +10,14 @@ from typing import Any
 from horoplug._keras import backends
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
 from horoplug.common.basics import rank
-from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
+from horoplug.common.elastic import (
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+    variable_parts,
+)
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
 from horoplug.common.keras_updates import KerasProgress
 from horoplug.common.objects import broadcast_object
@@ -117,10 +124,10 @@ def sync_jax(model: Any) -> None:
 
 
 def run(
-    func: Callable[..., Any],
+    func: Callable[Parameters, Result],
     failure: Callable[[BaseException], bool],
     reset: Callable[[], None] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[Parameters, Result]:
     """:func:`horoplug.common.elastic.run_fn` for a framework that raises its own exceptions when the job is broken.
 
     ``failure``: whether an exception is one of these. ``reset``: called after the ranks have been initialised again."""

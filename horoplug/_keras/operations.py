@@ -9,6 +9,7 @@ import horoplug.numpy
 from horoplug._keras import backends
 from horoplug._keras.functions import broadcast_variables, weights
 from horoplug.common.arguments import check_mask
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average, resolve
 
@@ -36,7 +37,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: Any = None,
+    compression: AnyCompressor | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce a value of one shape over all ranks, element by element; every rank gets the result.

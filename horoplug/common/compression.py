@@ -4,9 +4,20 @@ A framework's ``compression`` module derives a :class:`CastCompressor` that know
 ``compression=`` from :data:`CASTS` with :func:`cast_compressors`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from horoplug.common.dtypes import CODES
+
+
+class AnyCompressor(Protocol):
+    """What ``compression=`` takes: a class or an object with these methods, which need not derive from
+    :class:`Compressor`."""
+
+    def compress(self, tensor: Any, /) -> tuple[Any, Any]:
+        """See :meth:`Compressor.compress`."""
+
+    def decompress(self, tensor: Any, ctx: Any, /) -> Any:
+        """See :meth:`Compressor.decompress`."""
 
 
 class Compressor:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from horoplug._native import Error, Op
 from horoplug.common.calls import CALLS
-from horoplug.common.compression import pack
+from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
 from horoplug.common.ops import Adapter, perform, submit
@@ -52,6 +52,11 @@ def operations(adapter: Adapter, module: str) -> dict[str, Function]:
                     function.__module__ = module
                     made[function.__name__] = function
     return made
+
+
+def operation_of(function: str) -> str:
+    """The name of the operation of which a function is a variant."""
+    return function.removeprefix("grouped_").removesuffix("_").removesuffix("_async")
 
 
 def synchronize(handle: int) -> Any:
@@ -227,7 +232,7 @@ def _signature(
     if compressing:
         assert spec.compression_at is not None
         compression = inspect.Parameter(
-            "compression", kind, default=adapter.compression, annotation=Any
+            "compression", kind, default=adapter.compression, annotation=AnyCompressor
         )
         parameters.insert(spec.compression_at, compression)
     first = (

@@ -20,7 +20,14 @@ import jax
 import numpy as np
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, check_alike, initialize_again, run_fn
+from horoplug.common.elastic import (
+    ObjectState,
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+)
 from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
@@ -28,7 +35,7 @@ __all__ = ["JaxState", "run"]
 _TREES = "names of trees"
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorator of a training function whose first argument is its state (a :class:`JaxState`, or any
     :class:`horoplug.common.elastic.State`).
 

@@ -1,6 +1,6 @@
 """Broadcast and allgather of pytrees and Python objects, such as the initial state of training."""
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -18,24 +18,26 @@ __all__ = [
     "broadcast_parameters",
 ]
 
+Tree = TypeVar("Tree")
+
 
 def broadcast_parameters(
-    params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
-) -> Any:
+    params: Tree, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> Tree:
     """Returns a pytree like ``params`` with the leaves of rank `root_rank` (a global rank).
 
     JAX arrays (including ``jax.random`` keys) and NumPy arrays keep their dtypes; other leaves are sent as Python
     objects. The tree structure, the shapes and the dtypes are the same on all ranks.
 
     Raises TypeError inside of ``jax.jit``, and HorovodInternalError if the ranks disagree or a rank has failed."""
-    return _broadcast(params, root_rank, "broadcast_parameters", process_set)
+    return cast(Tree, _broadcast(params, root_rank, "broadcast_parameters", process_set))
 
 
 def broadcast_optimizer_state(
-    state: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
-) -> Any:
+    state: Tree, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> Tree:
     """:func:`broadcast_parameters` for the state of an optax optimizer."""
-    return _broadcast(state, root_rank, "broadcast_optimizer_state", process_set)
+    return cast(Tree, _broadcast(state, root_rank, "broadcast_optimizer_state", process_set))
 
 
 def _broadcast(tree: Any, root_rank: int, name: str, process_set: ProcessSet) -> Any:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from horoplug.common import calls, variants
-from horoplug.common.compression import pack
+from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.partition import join_parts, split_group
 from horoplug.common.process_sets import ProcessSet, global_process_set
@@ -95,7 +95,7 @@ def allreduce(
     tensor: Any,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -115,7 +115,7 @@ def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -199,7 +199,7 @@ def _counts(splits: Any) -> tuple[int, ...] | None:
 
 def reducescatter(
     tensor: Any,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -214,7 +214,7 @@ def reducescatter(
 
 def grouped_reducescatter(
     tensors: Sequence[Any],
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,

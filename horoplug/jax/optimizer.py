@@ -1,17 +1,21 @@
 """Optimizers and gradient functions that reduce gradients over the ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from horoplug.base.errors import not_an_optimizer
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.jax.compression import Compression
 from horoplug.jax.reduction import Reduction
+
+if TYPE_CHECKING:
+    import optax
 
 
 class DistributedState(NamedTuple):
@@ -23,15 +27,15 @@ class DistributedState(NamedTuple):
 
 
 def DistributedOptimizer(
-    optimizer: Any,
-    compression: Any = Compression.none,
+    optimizer: "optax.GradientTransformation",
+    compression: AnyCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     average_aggregated_gradients: bool = False,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     groups: Groups = None,
-) -> Any:
+) -> "optax.GradientTransformationExtraArgs":
     """An ``optax.GradientTransformation`` that reduces the gradients over the ranks and then updates like `optimizer`.
 
     Its state is that of `optimizer`, or a :class:`DistributedState` if ``backward_passes_per_step`` is above 1.
@@ -120,7 +124,7 @@ def distributed_value_and_grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,

@@ -22,6 +22,7 @@ from horoplug._keras import backends
 from horoplug._keras import elastic as mixins
 from horoplug._keras.callbacks import derive
 from horoplug._keras.elastic import KerasState as KerasState
+from horoplug.common.elastic import Parameters, Result
 from horoplug.common.keras_seeds import keep_seeds
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
 keep_seeds(keras)
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorator of a training function whose first argument is its state (a :class:`KerasState`, or any
     :class:`horoplug.common.elastic.State`).
 

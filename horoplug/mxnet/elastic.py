@@ -21,14 +21,21 @@ import mxnet as mx
 import numpy as np
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, check_alike, initialize_again, run_fn
+from horoplug.common.elastic import (
+    ObjectState,
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+)
 from horoplug.common.objects import broadcast_object
 from horoplug.mxnet.parameters import broadcast_parameters
 
 __all__ = ["MXNetState", "run"]
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorator of a training function whose first argument is its state (an :class:`MXNetState`, or any
     :class:`horoplug.common.elastic.State`).
 

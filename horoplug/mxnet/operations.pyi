@@ -2,7 +2,7 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from mxnet.ndarray import NDArray
 
@@ -411,13 +411,14 @@ def broadcast_async_(
     disagree or a rank has failed.
     """
 
+@overload
 def alltoall(
     tensor: NDArray,
-    splits: Any = None,
+    splits: None = None,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = ...,
-) -> NDArray | tuple[NDArray, NDArray]:
+) -> NDArray:
     """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
     the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
     ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
@@ -434,6 +435,14 @@ def alltoall(
     HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
+@overload
+def alltoall(
+    tensor: NDArray,
+    splits: Any,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = ...,
+) -> tuple[NDArray, NDArray]: ...
 def alltoall_async(
     tensor: NDArray,
     splits: Any = None,

@@ -5,6 +5,7 @@ from typing import Any
 
 import mxnet as mx
 
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.mxnet.compression import Compression
 from horoplug.mxnet.gradients import Settings, average
@@ -97,7 +98,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         params: Any,
         optimizer: Any,
         optimizer_params: dict[str, Any] | None = None,
-        compression: Any = Compression.none,
+        compression: AnyCompressor = Compression.none,
         gradient_predivide_factor: float = 1.0,
         prefix: str | None = None,
         num_groups: int = 0,

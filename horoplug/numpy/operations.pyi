@@ -2,14 +2,18 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias, overload
 
-from numpy import ndarray
+from numpy import generic, ndarray
 
 from horoplug.common.process_sets import ProcessSet
 
+Values: TypeAlias = (
+    ndarray[Any, Any] | generic | complex | Sequence[complex] | Sequence[Sequence[complex]]
+)
+
 def allreduce(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -35,7 +39,7 @@ def allreduce(
     """
 
 def allreduce_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -117,7 +121,7 @@ def allreduce_async_(
     """
 
 def grouped_allreduce(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -144,7 +148,7 @@ def grouped_allreduce(
     """
 
 def grouped_allreduce_async(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -229,7 +233,7 @@ def grouped_allreduce_async_(
     """
 
 def allgather(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> ndarray[Any, Any]:
@@ -247,7 +251,7 @@ def allgather(
     """
 
 def allgather_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
@@ -266,7 +270,7 @@ def allgather_async(
     """
 
 def grouped_allgather(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> list[ndarray[Any, Any]]:
@@ -284,7 +288,7 @@ def grouped_allgather(
     """
 
 def grouped_allgather_async(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
@@ -304,7 +308,7 @@ def grouped_allgather_async(
     """
 
 def broadcast(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -322,7 +326,7 @@ def broadcast(
     """
 
 def broadcast_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -379,12 +383,13 @@ def broadcast_async_(
     disagree or a rank has failed.
     """
 
+@overload
 def alltoall(
-    tensor: ndarray[Any, Any],
-    splits: Any = None,
+    tensor: Values,
+    splits: None = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any] | tuple[ndarray[Any, Any], ndarray[Any, Any]]:
+) -> ndarray[Any, Any]:
     """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
     the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
     ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
@@ -400,8 +405,15 @@ def alltoall(
     HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
+@overload
+def alltoall(
+    tensor: Values,
+    splits: Any,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> tuple[ndarray[Any, Any], ndarray[Any, Any]]: ...
 def alltoall_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -424,7 +436,7 @@ def alltoall_async(
     """
 
 def reducescatter(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -448,7 +460,7 @@ def reducescatter(
     """
 
 def reducescatter_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -474,7 +486,7 @@ def reducescatter_async(
     """
 
 def grouped_reducescatter(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -499,7 +511,7 @@ def grouped_reducescatter(
     """
 
 def grouped_reducescatter_async(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -526,7 +538,7 @@ def grouped_reducescatter_async(
     """
 
 def reduce(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     op: int = 0,
     name: str | None = None,
@@ -551,7 +563,7 @@ def reduce(
     """
 
 def reduce_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     op: int = 0,
     name: str | None = None,
@@ -630,7 +642,7 @@ def reduce_async_(
     """
 
 def gather(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -650,7 +662,7 @@ def gather(
     """
 
 def gather_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -671,7 +683,7 @@ def gather_async(
     """
 
 def scatter(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     splits: Any = None,
     name: str | None = None,
@@ -693,7 +705,7 @@ def scatter(
     """
 
 def scatter_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     splits: Any = None,
     name: str | None = None,
@@ -717,7 +729,7 @@ def scatter_async(
     """
 
 def send(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     dest: int,
     tag: int = 0,
     name: str | None = None,
@@ -735,7 +747,7 @@ def send(
     """
 
 def send_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     dest: int,
     tag: int = 0,
     name: str | None = None,

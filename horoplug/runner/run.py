@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from horoplug.base.pickling import why_not
 
@@ -32,6 +32,7 @@ _LAUNCHER = """import sys
 sys.path[:] = filter(None, sys.path)
 from horoplug.runner.run_launcher import main
 sys.exit(main(sys.argv[1:]))"""
+_Result = TypeVar("_Result")
 _END_SECONDS = 30.0  # limit for the launcher to end after SIGTERM
 
 
@@ -51,7 +52,7 @@ class RankError(RuntimeError):
 
 
 def run(
-    func: Callable[..., Any],
+    func: Callable[..., _Result],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
@@ -81,7 +82,7 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     prefix_output_with_timestamp: bool = False,
-) -> list[Any]:
+) -> list[_Result]:
     """Call ``func(*args, **kwargs)`` on ``num_proc`` processes at once, and return the results by rank.
 
     The function may be defined in a notebook cell. The output of the ranks appears in ``sys.stdout`` and ``sys.stderr``

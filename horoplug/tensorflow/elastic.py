@@ -20,7 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
+from horoplug.common.elastic import (
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+    variable_parts,
+)
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
 from horoplug.common.keras_seeds import keep_seeds
 from horoplug.common.object_state import keep_in_place
@@ -37,7 +44,7 @@ keep_in_place(
 )
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorator of a training function whose first argument is its state (a :class:`TensorFlowState`, or any
     :class:`horoplug.common.elastic.State`).
 

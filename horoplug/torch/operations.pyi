@@ -2,17 +2,18 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor
 
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet
 
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -123,7 +124,7 @@ def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -385,12 +386,13 @@ def broadcast_async_(
     disagree or a rank has failed.
     """
 
+@overload
 def alltoall(
     tensor: Tensor,
-    splits: Any = None,
+    splits: None = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor:
     """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
     the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
     ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
@@ -406,6 +408,13 @@ def alltoall(
     HorovodInternalError if the ranks disagree or a rank has failed.
     """
 
+@overload
+def alltoall(
+    tensor: Tensor,
+    splits: Any,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> tuple[Tensor, Tensor]: ...
 def alltoall_async(
     tensor: Tensor,
     splits: Any = None,
@@ -432,7 +441,7 @@ def alltoall_async(
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int = 0,
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
@@ -485,7 +494,7 @@ def reducescatter_async(
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int = 0,
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,

@@ -8,6 +8,7 @@ import torch
 
 from horoplug.base.alias import public_name
 from horoplug.base.errors import NotInitializedError, not_an_optimizer
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
 from horoplug.torch import buckets
@@ -21,7 +22,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,

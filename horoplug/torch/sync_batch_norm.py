@@ -7,7 +7,7 @@ different sizes and may be empty.
 import itertools
 import math
 import weakref
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -18,6 +18,8 @@ from horoplug.common.process_sets import ProcessSet, global_process_set, process
 from horoplug.common.reduce_ops import Sum
 from horoplug.torch.dynamo import run_eagerly
 from horoplug.torch.operations import allgather, allreduce
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -41,6 +43,16 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
+
+    @overload
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: _BatchNorm, process_set: ProcessSet = ...
+    ) -> "SyncBatchNorm": ...
+
+    @overload
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_set: ProcessSet = ...) -> Module: ...
 
     @classmethod
     def convert_sync_batchnorm(

@@ -17,16 +17,15 @@ In a job of ``horovodrun --min-np``, processes that fail are replaced: see :mod:
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from horoplug.common.elastic import initialize_again, run_fn
+from horoplug.common.elastic import Parameters, Result, initialize_again, run_fn
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.state import TorchState
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorator for a training function whose first argument is its state (a :class:`TorchState`, or any
     :class:`horoplug.common.elastic.State`).
 

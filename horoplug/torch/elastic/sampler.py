@@ -12,7 +12,7 @@ import torch.utils.data
 from horoplug.torch.mpi_ops import rank, size
 
 
-class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
+class ElasticSampler(torch.utils.data.Sampler[int]):
     """Distributes the samples of a dataset over the ranks. After a restart, it distributes only those that were not
     processed.
 
