@@ -128,7 +128,31 @@ class CheckPace:
 class State:
     """The state of a training run. Derive from it for your own kind of state.
 
-    ``bcast_object``: broadcasts an object of rank 0; ``get_rank``: returns the rank of this process."""
+    ``bcast_object``: broadcasts an object of rank 0; ``get_rank``: returns the rank of this process.
+
+    Example, on two ranks:
+
+        class Steps(horoplug.common.elastic.State):
+            def __init__(self):
+                super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
+                self.steps = self.saved = 0
+
+            def save(self):
+                self.saved = self.steps
+
+            def restore(self):
+                self.steps = self.saved
+
+            def sync(self):
+                self.steps = hvd.broadcast_object(self.steps)
+
+        state = Steps()
+        state.steps = 3
+        state.commit()
+        state.steps = 5
+        state.restore()
+        state.steps  # -> 3
+    """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -227,12 +251,23 @@ class State:
 
 
 class ObjectState(State):
-    """Python objects as a state: each keyword argument becomes an attribute, which may be assigned to.
+    """Python objects as a state: each keyword argument (``kwargs``) becomes an attribute, which may be assigned to.
+
+    ``bcast_object``, ``get_rank``: see :class:`State`.
 
     ``save`` copies nested dicts, lists, sets and tuples. Generators of random numbers, of Python, NumPy and the
     frameworks, stay where they are: their states are saved, restored and sent. Of other objects ``save`` keeps a
     reference, so their internal changes are not undone. ``sync`` broadcasts the state that was saved last, pickled, and
-    raises ValueError on all ranks if that is not possible."""
+    raises ValueError on all ranks if that is not possible.
+
+    Example, on two ranks:
+
+        state = horoplug.common.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0)
+        state.epoch = hvd.rank()
+        state.commit()
+        state.sync()
+        state.epoch  # -> 0
+    """
 
     def __init__(
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any

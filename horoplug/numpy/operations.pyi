@@ -24,6 +24,10 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -36,6 +40,11 @@ def allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce(x, op=hvd.Sum)  # -> [3.0, 4.0]
     """
 
 def allreduce_async(
@@ -51,6 +60,10 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -64,6 +77,12 @@ def allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0]
     """
 
 def allreduce_(
@@ -78,6 +97,10 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -90,6 +113,12 @@ def allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce_(x, op=hvd.Sum)
+        x  # -> [3.0, 4.0]
     """
 
 def allreduce_async_(
@@ -105,6 +134,10 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -118,6 +151,13 @@ def allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async_(x, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0]
     """
 
 def grouped_allreduce(
@@ -133,6 +173,9 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -145,6 +188,11 @@ def grouped_allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce([x, x], op=hvd.Sum)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async(
@@ -161,6 +209,9 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -174,6 +225,12 @@ def grouped_allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_(
@@ -189,6 +246,9 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -201,6 +261,13 @@ def grouped_allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        y = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce_([x, y], op=hvd.Sum)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async_(
@@ -217,6 +284,9 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -230,6 +300,14 @@ def grouped_allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        y = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async_([x, y], op=hvd.Sum)
+        hvd.synchronize(handle)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def allgather(
@@ -241,6 +319,10 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -248,6 +330,11 @@ def allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        hvd.allgather(x)  # -> [1.0, 2.0]
     """
 
 def allgather_async(
@@ -259,6 +346,10 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -267,6 +358,12 @@ def allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        handle = hvd.allgather_async(x)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def grouped_allgather(
@@ -278,6 +375,9 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -285,6 +385,11 @@ def grouped_allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        hvd.grouped_allgather([x, x])  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def grouped_allgather_async(
@@ -297,6 +402,9 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -305,6 +413,12 @@ def grouped_allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        handle = hvd.grouped_allgather_async([x, x])
+        hvd.synchronize(handle)  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def broadcast(
@@ -316,6 +430,10 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -323,6 +441,11 @@ def broadcast(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast(x, root_rank=0)  # -> [1.0, 2.0]
     """
 
 def broadcast_async(
@@ -335,6 +458,10 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -343,6 +470,12 @@ def broadcast_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def broadcast_(
@@ -354,6 +487,10 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -361,6 +498,12 @@ def broadcast_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast_(x, root_rank=0)
+        x  # -> [1.0, 2.0]
     """
 
 def broadcast_async_(
@@ -373,6 +516,10 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -381,6 +528,13 @@ def broadcast_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async_(x, root_rank=0)
+        hvd.synchronize(handle)
+        x  # -> [1.0, 2.0]
     """
 
 @overload
@@ -396,6 +550,10 @@ def alltoall(
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -403,6 +561,11 @@ def alltoall(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        hvd.alltoall(x)  # -> [0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1
     """
 
 @overload
@@ -425,6 +588,10 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -433,6 +600,12 @@ def alltoall_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        handle = hvd.alltoall_async(x)
+        hvd.synchronize(handle)  # -> ([0.0, 10.0], [1, 1]) on rank 0, ([1.0, 11.0], [1, 1]) on rank 1
     """
 
 def reducescatter(
@@ -447,6 +620,10 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -457,6 +634,11 @@ def reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.reducescatter(x, op=hvd.Sum)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def reducescatter_async(
@@ -472,6 +654,10 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -483,6 +669,12 @@ def reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reducescatter_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def grouped_reducescatter(
@@ -498,6 +690,9 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -508,6 +703,11 @@ def grouped_reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_reducescatter([x, x], op=hvd.Sum)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def grouped_reducescatter_async(
@@ -524,6 +724,9 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -535,6 +738,12 @@ def grouped_reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_reducescatter_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def reduce(
@@ -550,6 +759,10 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -560,6 +773,11 @@ def reduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.reduce(x, root_rank=0, op=hvd.Sum)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async(
@@ -576,6 +794,10 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -587,6 +809,12 @@ def reduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_(
@@ -602,6 +830,10 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -612,6 +844,12 @@ def reduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.reduce_(x, root_rank=0, op=hvd.Sum)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async_(
@@ -628,6 +866,10 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -639,6 +881,13 @@ def reduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async_(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def gather(
@@ -652,6 +901,10 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -659,6 +912,11 @@ def gather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        hvd.gather(x, root_rank=0)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def gather_async(
@@ -672,6 +930,10 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -680,6 +942,12 @@ def gather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        handle = hvd.gather_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def scatter(
@@ -695,6 +963,10 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -702,6 +974,11 @@ def scatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0, 2.0])
+        hvd.scatter(x, root_rank=0)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def scatter_async(
@@ -718,6 +995,10 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -726,6 +1007,12 @@ def scatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0, 2.0])
+        handle = hvd.scatter_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def send(
@@ -738,12 +1025,23 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(np.array([0.0, 0.0]), source=1 - hvd.rank())
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.send(x, dest=1 - hvd.rank())
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def send_async(
@@ -757,6 +1055,10 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -764,6 +1066,14 @@ def send_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(np.array([0.0, 0.0]), source=1 - hvd.rank())
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.send_async(x, dest=1 - hvd.rank())
+        hvd.synchronize(handle)
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def recv(
@@ -777,12 +1087,24 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(np.array([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = np.array([0.0, 0.0])
+        hvd.recv(x, source=1 - hvd.rank())
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """
 
 def recv_async(
@@ -796,6 +1118,10 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -803,4 +1129,13 @@ def recv_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(np.array([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = np.array([0.0, 0.0])
+        handle = hvd.recv_async(x, source=1 - hvd.rank())
+        hvd.synchronize(handle)
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """

@@ -30,7 +30,20 @@ class SyncBatchNorm(_BatchNorm):
     weight and bias are those of this rank's batch: the optimizer reduces them like all others.
 
     Every rank uses the same layers in the same order. Raises ValueError for input of another shape, or if all batches
-    together have fewer than two values per channel."""
+    together have fewer than two values per channel.
+
+    ``process_set``: the ranks whose batches are used; by default all. The other arguments, ``num_features``, ``eps``,
+    ``momentum``, ``affine`` and ``track_running_stats``, are those of ``torch.nn.BatchNorm2d``.
+
+    Example, on two ranks:
+
+        layer = hvd.SyncBatchNorm(1, affine=False)
+        x = torch.tensor([[4.0 * hvd.rank()]])  # one value on each rank; the mean is 2, the deviation 2
+        layer(x).round(decimals=3)  # -> [[-1.0]] on rank 0, [[1.0]] on rank 1
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+        type(model[1]).__name__  # -> "SyncBatchNorm"
+    """
 
     def __init__(
         self,

@@ -3,8 +3,6 @@
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from tests.harness import ROOT
@@ -30,18 +28,14 @@ class Public(NamedTuple):
     """One name."""
 
     module: str
-    name: str  # with dots for the member of a class
-    page: str
+    name: str
 
     @property
     def full_name(self) -> str:
         return f"{self.module}.{self.name}"
 
     def value(self) -> Any:
-        found: Any = importlib.import_module(self.module)
-        for part in self.name.split("."):
-            found = getattr(found, part)
-        return found
+        return getattr(importlib.import_module(self.module), self.name)
 
 
 def on_page(page: str) -> list[str]:
@@ -60,26 +54,15 @@ def names_of_all_modules() -> list[str]:
     return [name.removeprefix(f"{COMMON}.") for name in on_page("index.md")]
 
 
-def public() -> Iterator[tuple[str, str]]:
-    """(page, full name) for each name on the pages, in their order."""
-    for page in sorted(PAGES.glob("*.md")):
-        for name in on_page(page.name):
-            yield page.name, name
+def public() -> list[str]:
+    """The full names on all pages."""
+    return [name for page in sorted(PAGES.glob("*.md")) for name in on_page(page.name)]
 
 
-def found(page: str, full_name: str) -> list[Public]:
+def found(full_name: str) -> list[Public]:
     """Imports what a page names. A module stands for the names in its ``__all__``."""
     module, _, name = full_name.rpartition(".")
-    while True:
-        try:
-            holder: ModuleType = importlib.import_module(module)
-            break
-        except ModuleNotFoundError as error:  # a class, whose member is meant
-            if error.name != module:
-                raise
-            module, _, outer = module.rpartition(".")
-            name = f"{outer}.{name}"
-    value = getattr(holder, name.partition(".")[0])
+    value = getattr(importlib.import_module(module), name)
     if inspect.ismodule(value):
-        return [Public(full_name, each, page) for each in value.__all__]
-    return [Public(module, name, page)]
+        return [Public(full_name, each) for each in value.__all__]
+    return [Public(module, name)]

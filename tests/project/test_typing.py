@@ -63,7 +63,7 @@ def environment(folder):
 
 def program_of_names():
     """A program that imports every public name."""
-    names = [name for _, name in public_api.public()]
+    names = public_api.public()
     shared = [*public_api.names_of_all_modules(), *public_api.constants()]
     names += [f"{module}.{name}" for module in public_api.FRAMEWORKS for name in shared]
     pairs = [name.rpartition(".")[::2] for name in dict.fromkeys(names)]
