@@ -53,7 +53,16 @@ def DistributedOptimizer(
         ``jax.tree_util.keystr`` writes them (a leaf in no list is reduced alone). Default: one group for each dtype.
 
     Raises ImportError if optax is not installed, TypeError if `optimizer` is not an optimizer of optax, and ValueError
-    for invalid arguments."""
+    for invalid arguments.
+
+    Example, on two ranks:
+
+        optimizer = hvd.DistributedOptimizer(optax.sgd(0.25 * hvd.size()))
+        params = {"w": jnp.array([1.0, 1.0])}
+        gradients = {"w": jnp.array([3.0, 3.0]) * hvd.rank()}  # 0 and 3
+        updates, state = optimizer.update(gradients, optimizer.init(params), params)
+        optax.apply_updates(params, updates)  # -> {"w": [0.25, 0.25]}
+    """
     try:
         import optax
     except ImportError as error:
@@ -131,10 +140,22 @@ def distributed_value_and_grad(
     groups: Groups = None,
     **options: Any,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad`` whose gradients are reduced over the ranks. The value is not reduced. ``options`` are
-    those of ``jax.value_and_grad``; the other arguments are those of :func:`DistributedOptimizer`.
+    """``jax.value_and_grad`` whose gradients are reduced over the ranks. The value is not reduced.
 
-    Raises ValueError for invalid arguments."""
+    ``fun``, ``argnums``, ``has_aux`` and ``options``: those of ``jax.value_and_grad``. The other arguments are those of
+    :func:`DistributedOptimizer`.
+
+    Raises ValueError for invalid arguments.
+
+    Example, on two ranks:
+
+        def loss(w):
+            return jnp.sum(w) * 3.0 * hvd.rank()
+
+        value, gradient = hvd.distributed_value_and_grad(loss)(jnp.array([1.0, 1.0]))
+        value  # -> 0.0 on rank 0, 6.0 on rank 1
+        gradient  # -> [1.5, 1.5]
+    """
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
     reduction = Reduction(
         "distributed_value_and_grad",
@@ -158,8 +179,17 @@ def distributed_grad(
     has_aux: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
-    """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``). ``options`` are
-    those of :func:`distributed_value_and_grad`."""
+    """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``).
+
+    ``options`` and the other arguments are those of :func:`distributed_value_and_grad`. Raises its exceptions.
+
+    Example, on two ranks:
+
+        def loss(w):
+            return jnp.sum(w) * 3.0 * hvd.rank()
+
+        hvd.distributed_grad(loss)(jnp.array([1.0, 1.0]))  # -> [1.5, 1.5]
+    """
     both = distributed_value_and_grad(fun, argnums, has_aux, **options)
 
     def grad(*args: Any, **kwargs: Any) -> Any:

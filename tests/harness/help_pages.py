@@ -13,7 +13,6 @@ import importlib
 import inspect
 import os
 import re
-import sys
 import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
@@ -129,8 +128,11 @@ def example_of(value: Any) -> str:
 def run_example(source: str, names: Mapping[str, Any], rank: int) -> None:
     """Runs an example. Raises AssertionError if a value is not the one that a comment states."""
     lines = source.splitlines()
-    known = dict(names)
-    for statement in ast.parse(source).body:
+    tree = ast.parse(source)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    known = {name: importlib.import_module(NAMES[name]) for name in used & set(NAMES)}
+    known.update(names)
+    for statement in tree.body:
         assert statement.end_lineno is not None
         comment = _RESULT.search(lines[statement.end_lineno - 1])
         stated = None if comment is None else _on_rank(comment[2], rank)
@@ -211,8 +213,6 @@ def check_examples(folder: Path, module: str, *pages: str) -> int:
     """Runs the examples on the ranks of a job, and returns their number. ``folder``: empty, for files."""
     hvd = importlib.import_module(module)
     known = {"hvd": hvd, "horoplug": horoplug}
-    # Those that the module of the page has imported.
-    known |= {name: sys.modules[of] for name, of in NAMES.items() if of in sys.modules}
     before, failures, count = os.getcwd(), [], 0
     os.chdir(folder)
     try:
