@@ -76,8 +76,12 @@ def stub(functions: Mapping[str, Function], imports: str, tensor: str, converted
         overloads = _overloads(inspect.signature(function))
         for number, signature in enumerate(overloads):
             lines += ["@overload"] if len(overloads) > 1 else []
-            lines += [*definition(function, signature), "    ..." if number else text, ""]
-    values = f"Values: TypeAlias = {tensor} | {converted}\n\n" if converted else ""
+            lines += definition(function, signature)
+            if number:
+                lines[-1] += " ..."
+            else:
+                lines += [text, ""]
+    values = f"Values: TypeAlias = (\n    {tensor} | {converted}\n)\n\n" if converted else ""
     body = values + "\n".join(lines)
     ours = "\n".join(line for name, line in _OURS.items() if re.search(rf"\b{name}\b", body))
     used = [name for name in ("Any", "TypeAlias", "overload") if re.search(rf"\b{name}\b", body)]

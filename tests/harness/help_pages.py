@@ -9,9 +9,9 @@ both ranks or on each of them, or the exception that it raises:
 """
 
 import ast
+import contextlib
 import importlib
 import inspect
-import os
 import re
 import textwrap
 import traceback
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import horoplug
+from horoplug.common import basics
 from tests.harness import public_api
 from tests.harness.public_api import Public
 
@@ -84,7 +85,9 @@ def problems_of(name: str, value: Any) -> Iterator[str]:
         return
     prose = _EXAMPLE.sub("", text)
     names = parameters(value)
-    known = prose + "".join(_referred(text, value))
+    if inspect.isclass(value):  # help() of a class also shows its constructor
+        prose += inspect.getdoc(vars(value).get("__init__", None)) or ""
+    known = prose + "".join(_referred(prose, value))
     for each in names:
         if not _has(rf"\b{each}\b", known):
             yield f"{name}: does not describe the parameter {each}"
@@ -107,7 +110,7 @@ def problems_of(name: str, value: Any) -> Iterator[str]:
             and not _has(r"(?i)\breturn|\bresult\b", prose)
         ):
             yield f"{name}: does not say what it returns"
-        if not _has(r"(?i)\braises?\b", prose):
+        if not _has(r"\b([Rr]aises?|Errors)\b", prose):
             yield f"{name}: does not say what it raises"
         if {"tensor", "tensors", "value"} & set(names):
             for word in ("shape|dimension", "dtype"):
@@ -131,7 +134,7 @@ def run_example(source: str, names: Mapping[str, Any], rank: int) -> None:
     tree = ast.parse(source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     known = {name: importlib.import_module(NAMES[name]) for name in used & set(NAMES)}
-    known.update(names)
+    known.update(names, __name__="__main__")
     for statement in tree.body:
         assert statement.end_lineno is not None
         comment = _RESULT.search(lines[statement.end_lineno - 1])
@@ -192,13 +195,14 @@ def plain(value: Any) -> Any:
 
 
 def names_of_pages(module: str, pages: tuple[str, ...]) -> list[Public]:
-    """The public names on the pages, and those of ``elastic`` that belong to a module."""
-    elastic = "horoplug.common" if module == "horoplug" else module
+    """The public names on the pages, and those of ``elastic`` that belong to the module."""
     names = [name for page in pages for name in public_api.on_page(page)]
-    names += [n for n in public_api.on_page("elastic.md") if n.startswith(f"{elastic}.elastic.")]
+    elastic = f"{module}.elastic."
     if "index.md" in pages:
         shared = public_api.names_of_all_modules()
-        names = [*(f"{module}.{n}" for n in shared), *names[len(shared) :]]
+        names = [*(f"{module}.{name}" for name in shared), *names[len(shared) :]]
+        elastic = "horoplug.common.elastic."
+    names += [name for name in public_api.on_page("elastic.md") if name.startswith(elastic)]
     return [each for name in names for each in public_api.found(name)]
 
 
@@ -210,25 +214,24 @@ def check_documentation(module: str, *pages: str) -> None:
 
 
 def check_examples(folder: Path, module: str, *pages: str) -> int:
-    """Runs the examples on the ranks of a job, and returns their number. ``folder``: empty, for files."""
+    """Runs the examples on the ranks of a job, or in a process outside of a job, and returns their number.
+
+    ``folder``: where they may write files."""
     hvd = importlib.import_module(module)
-    known = {"hvd": hvd, "horoplug": horoplug}
-    before, failures, count = os.getcwd(), [], 0
-    os.chdir(folder)
-    try:
+    is_rank = basics.is_initialized()
+    failures = []
+    count = 0
+    with contextlib.chdir(folder):
         for each in names_of_pages(module, pages):
             source = example_of(each.value())
-            if not source:
-                continue
-            count += 1
+            count += bool(source)
             try:
-                run_example(source, known, hvd.rank())
+                rank = basics.rank() if is_rank else 0
+                run_example(source, {"hvd": hvd, "horoplug": horoplug}, rank)
             except BaseException as error:
                 trace = "".join(traceback.format_exception(error)[-4:])
                 failures.append(f"{each.full_name}:\n{trace}")
-            if not hvd.is_initialized():
-                hvd.init()
-    finally:
-        os.chdir(before)
+            if is_rank:
+                basics.init()  # does nothing unless the example has left the job
     assert not failures, "\n" + "\n".join(failures)
     return count
