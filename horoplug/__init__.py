@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from horoplug.runner.run import RankError as RankError
     from horoplug.runner.run import run as run
 
+    __version__: str
+
 _LAUNCHER_NAMES = ("RankError", "run")
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+if not TYPE_CHECKING:  # to which every name would seem to exist
 
-        try:
-            return version("horoplug")
-        except PackageNotFoundError:  # run from a checkout
-            return import_module("horoplug._native").version()
-    if name == "__all__":
-        return _functions()
-    if name in _LAUNCHER_NAMES:
-        return getattr(import_module("horoplug.runner.run"), name)
-    if name.startswith("_"):
-        raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
-    return getattr(import_module("horoplug.numpy"), name)
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("horoplug")
+            except PackageNotFoundError:  # run from a checkout
+                return import_module("horoplug._native").version()
+        if name == "__all__":
+            return _functions()
+        if name in _LAUNCHER_NAMES:
+            return getattr(import_module("horoplug.runner.run"), name)
+        if name.startswith("_"):
+            raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
+        return getattr(import_module("horoplug.numpy"), name)
 
 
 def _functions() -> list[str]:

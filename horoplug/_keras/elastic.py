@@ -10,7 +10,14 @@ from typing import Any
 from horoplug._keras import backends
 from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
 from horoplug.common.basics import rank
-from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
+from horoplug.common.elastic import (
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+    variable_parts,
+)
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
 from horoplug.common.keras_updates import KerasProgress
 from horoplug.common.objects import broadcast_object
@@ -21,7 +28,8 @@ class KerasState(InPlaceState):
     """The state of a training run: ``KerasState(model, optimizer, batch=0, epoch=0)``.
 
     ``optimizer``: by default the model's. ``backend`` is accepted for compatibility with Horovod and has no effect.
-    Each other argument becomes an attribute, see :class:`horoplug.common.elastic.ObjectState`. The model should be
+    Each other argument (``kwargs``) becomes an attribute, see :class:`horoplug.common.elastic.ObjectState`. The model
+        should be
     built: variables that it creates later are not restored after a failure before the next ``commit``.
 
     ``rollback=False``: variables that the optimizer updates, and its own variables, are not copied. After a failure,
@@ -30,7 +38,21 @@ class KerasState(InPlaceState):
     compare a checksum of the parameters. Create the state before the first step, change these variables by the
     optimizer only, and call ``commit()`` directly after each step (``CommitStateCallback(state)``): if an operation
     fails between the two, that step's batch is repeated. Other variables and objects return to the last commit. Raises
-    ValueError on the JAX backend, for an optimizer that accumulates gradients, and without an optimizer."""
+    ValueError on the JAX backend, for an optimizer that accumulates gradients, and without an optimizer.
+
+    Example, on two ranks:
+
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse")
+        x = y = np.ones((2, 1))
+        state = hvd.elastic.KerasState(model, epoch=0)
+        model.layers[0].kernel.assign([[5.0]])
+        state.epoch = 1
+        state.commit()
+        model.layers[0].kernel.assign([[7.0]])
+        state.restore()
+        state.epoch, model.layers[0].kernel  # -> (1, [[5.0]])
+    """
 
     _progress: KerasProgress | None = None
 
@@ -117,10 +139,10 @@ def sync_jax(model: Any) -> None:
 
 
 def run(
-    func: Callable[..., Any],
+    func: Callable[Parameters, Result],
     failure: Callable[[BaseException], bool],
     reset: Callable[[], None] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[Parameters, Result]:
     """:func:`horoplug.common.elastic.run_fn` for a framework that raises its own exceptions when the job is broken.
 
     ``failure``: whether an exception is one of these. ``reset``: called after the ranks have been initialised again."""

@@ -25,9 +25,16 @@ def _public(module: str) -> Callable[[_Class], _Class]:
 
 @_public("horoplug.common.errors")
 class HorovodInternalError(RuntimeError):
-    """An operation failed because the job is broken: a rank died, a link broke, a deadline passed.
+    """An operation failed because the job is broken: a rank died, a link broke, a deadline passed. Or the ranks
+    disagree about the operation; then the job goes on.
 
-    Elastic training catches this, restores the last committed state and starts again."""
+    Elastic training catches this, restores the last committed state and starts again.
+
+    Example, on two ranks:
+
+        hvd.broadcast_object("a", root_rank=hvd.rank())  # raises HorovodInternalError
+        hvd.size()  # -> 2
+    """
 
 
 @_public("horoplug.common.errors")
@@ -35,7 +42,19 @@ class HostsUpdatedInterrupt(RuntimeError):
     """Hosts joined or left the job; raised between steps, so nothing has to be restored.
 
     ``skip_sync``: hosts only left, so that the state of the ranks that remain is already the same. False in an elastic
-    job, in which the next membership says who must synchronize."""
+    job, in which the next membership says who must synchronize.
+
+    Example:
+
+        def commit():
+            raise hvd.HostsUpdatedInterrupt(skip_sync=True)
+
+        try:
+            commit()
+        except hvd.HostsUpdatedInterrupt as interrupt:
+            kept = interrupt.skip_sync
+        kept  # -> True
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__(
@@ -48,7 +67,16 @@ class HostsUpdatedInterrupt(RuntimeError):
 class HorovodVersionMismatchError(ImportError):
     """A framework's version is not the one that an extension was built for.
 
-    ``name``: the framework; ``version``: the one found; ``installed_version``: the one built for."""
+    ``name``: the framework; ``version``: the one found; ``installed_version``: the one built for.
+
+    Example:
+
+        try:
+            raise hvd.HorovodVersionMismatchError("torch", "2.1.0", "2.13.0")
+        except ImportError as error:
+            found = error.version
+        found  # -> "2.1.0"
+    """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(
@@ -62,7 +90,14 @@ class HorovodVersionMismatchError(ImportError):
 
 @_public("horoplug.common.errors")
 class NotInitializedError(ValueError):
-    """A function that needs :func:`init` was called before it, or after :func:`shutdown`."""
+    """A function that needs :func:`init` was called before it, or after :func:`shutdown`.
+
+    Example, on two ranks:
+
+        hvd.shutdown()
+        hvd.rank()  # raises NotInitializedError
+        hvd.init()
+    """
 
     def __init__(self) -> None:
         super().__init__("Horovod has not been initialized; use hvd.init().")

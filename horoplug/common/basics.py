@@ -37,7 +37,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     elastic job, sets with ranks that do not exist now are left out, and ``hvd.elastic.run`` registers the sets again.
 
     Raises ValueError for an invalid argument or environment variable and if the ranks give different process sets,
-    HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time."""
+    HorovodInternalError or horoplug.rendezvous.errors.RendezvousError if the ranks do not find each other in time.
+
+    Example, on two ranks:
+
+        hvd.init(process_sets=[[0], [0, 1]])
+        hvd.size()  # -> 2
+    """
     _init(comm, process_sets, is_reset=False)
 
 
@@ -123,32 +129,61 @@ def _register(sets: Sequence[ProcessSet]) -> None:
 
 def shutdown() -> None:
     """Leave the job. Operations in flight fail on every rank. Does nothing without a job. Called automatically when the
-    process exits."""
+    process exits.
+
+    Raises nothing.
+
+    Example, on two ranks:
+
+        hvd.shutdown()
+        hvd.is_initialized()  # -> False
+        hvd.init()
+        hvd.is_initialized()  # -> True
+    """
     context.shutdown()
     context.added_sets.clear()
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job: between :func:`init` and :func:`shutdown`."""
+    """Whether this process is in a job: between :func:`init` and :func:`shutdown`. Raises nothing.
+
+    Example, on two ranks:
+
+        hvd.is_initialized()  # -> True
+    """
     return context.initialized
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Write a timeline of the job to a file from now on, in Chrome's trace format, which Perfetto opens
+    """Write a timeline of the job to the file ``file_path`` from now on, in Chrome's trace format, which Perfetto opens
     (https://ui.perfetto.dev).
 
     Rank 0 writes the file; on other ranks this does nothing. An existing file is replaced. If a timeline is being
     written already, it is completed first. ``mark_cycles`` marks each round of negotiation.
 
     Raises ValueError before ``init``, if ``HOROVOD_TIMELINE`` was not set (to ``DYNAMIC`` or a file) at ``init``, or if
-    the file cannot be written."""
+    the file cannot be written.
+
+    Example, of a job with ``HOROVOD_TIMELINE=DYNAMIC``:
+
+        hvd.start_timeline("timeline.json", mark_cycles=True)
+        hvd.barrier()
+        hvd.stop_timeline()
+    """
     context.start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
     """Complete the file of the timeline, if one is being written. :func:`shutdown` does so as well.
 
-    Raises ValueError before ``init``."""
+    Raises ValueError before ``init``.
+
+    Example, of a job with ``HOROVOD_TIMELINE=DYNAMIC``:
+
+        hvd.start_timeline("timeline.json")
+        hvd.barrier()
+        hvd.stop_timeline()
+    """
     context.engine().timeline_stop()
 
 
@@ -156,37 +191,86 @@ def stop_timeline() -> None:
 
 
 def rank() -> int:
-    """The rank of this process, from 0."""
+    """The rank of this process, from 0.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.rank()  # -> 0 on rank 0, 1 on rank 1
+    """
     return context.connections().rank
 
 
 def size() -> int:
-    """Number of processes in the job."""
+    """Number of processes in the job.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.size()  # -> 2
+    """
     return context.connections().size
 
 
 def local_rank() -> int:
-    """The rank of this process among those on its host."""
+    """The rank of this process among those on its host.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.local_rank()  # -> 0 on rank 0, 1 on rank 1
+    """
     return context.connections().local_rank
 
 
 def local_size() -> int:
-    """Number of processes on this host."""
+    """Number of processes on this host.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.local_size()  # -> 2
+    """
     return context.connections().local_size
 
 
 def cross_rank() -> int:
-    """The rank of this process among those with its local rank, one on each host."""
+    """The rank of this process among those with its local rank, one on each host.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.cross_rank()  # -> 0
+    """
     return context.connections().cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have a process with this local rank."""
+    """Number of hosts that have a process with this local rank.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.cross_size()  # -> 1
+    """
     return context.connections().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
+    """Whether every host has the same number of processes.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, on two ranks of one host:
+
+        hvd.is_homogeneous()  # -> True
+    """
     return context.connections().is_homogeneous
 
 
@@ -194,33 +278,69 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the program may call MPI from several threads while the job runs; False if MPI is not used."""
+    """Whether the program may call MPI from several threads while the job runs; False if MPI is not used.
+
+    Raises NotInitializedError before ``init`` and after ``shutdown``.
+
+    Example, of a job without MPI:
+
+        hvd.mpi_threads_supported()  # -> False
+    """
     context.connections()
     return mpi_thread.thread_level() == "multiple"
 
 
 def mpi_enabled() -> bool:
-    """Whether the rendezvous of the ranks used MPI."""
+    """Whether the rendezvous of the ranks used MPI. Raises nothing.
+
+    Example, of a job that ``horovodrun`` has started:
+
+        hvd.mpi_enabled()  # -> False
+    """
     return context.over_mpi
 
 
 def mpi_built() -> bool:
-    """Whether MPI can be used, for the rendezvous and for data: whether mpi4py is installed."""
+    """Whether MPI can be used, for the rendezvous and for data: whether mpi4py is installed. Raises nothing.
+
+    Example:
+
+        import importlib.util
+
+        hvd.mpi_built() == (importlib.util.find_spec("mpi4py") is not None)  # -> True
+    """
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Whether the rendezvous of the ranks did not use MPI."""
+    """Whether the rendezvous of the ranks did not use MPI. Raises nothing.
+
+    Example, of a job that ``horovodrun`` has started:
+
+        hvd.gloo_enabled()  # -> True
+    """
     return not context.over_mpi
 
 
 def gloo_built() -> bool:
-    """Whether ranks can connect without MPI: always True."""
+    """Whether ranks can connect without MPI: always True. Raises nothing.
+
+    Example:
+
+        hvd.gloo_built()  # -> True
+    """
     return True
 
 
 def nccl_built() -> int:
-    """The version of NCCL as a number (22304 for 2.23.4), or 0 if there is none. Initializes CUDA in this process."""
+    """The version of NCCL as a number (22304 for 2.23.4), or 0 if there is none. Initializes CUDA in this process.
+    Raises nothing.
+
+    Example:
+
+        version = hvd.nccl_built()
+        print(f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100}" if version else "no NCCL")
+    """
     found = re.search(r"\[X\] NCCL (\d+)\.(\d+)\.(\d+)", gpu_capabilities(gpu.libraries()))
     if found is None:
         return 0
@@ -229,20 +349,40 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Support for IBM's DDL: always False."""
+    """Whether there is support for IBM's DDL: always False. Raises nothing.
+
+    Example:
+
+        hvd.ddl_built()  # -> False
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """Support for Intel's oneCCL: always False."""
+    """Whether there is support for Intel's oneCCL: always False. Raises nothing.
+
+    Example:
+
+        hvd.ccl_built()  # -> False
+    """
     return False
 
 
 def cuda_built() -> bool:
-    """Whether tensors on CUDA devices are supported: always True."""
+    """Whether tensors on CUDA devices are supported: always True. Raises nothing.
+
+    Example:
+
+        hvd.cuda_built()  # -> True
+    """
     return True
 
 
 def rocm_built() -> bool:
-    """Whether tensors on ROCm devices are supported: always False."""
+    """Whether tensors on ROCm devices are supported: always False. Raises nothing.
+
+    Example:
+
+        hvd.rocm_built()  # -> False
+    """
     return False

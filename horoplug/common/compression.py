@@ -4,9 +4,20 @@ A framework's ``compression`` module derives a :class:`CastCompressor` that know
 ``compression=`` from :data:`CASTS` with :func:`cast_compressors`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from horoplug.common.dtypes import CODES
+
+
+class AnyCompressor(Protocol):
+    """What ``compression=`` takes: a class or an object with these methods, which need not derive from
+    :class:`Compressor`."""
+
+    def compress(self, tensor: Any, /) -> tuple[Any, Any]:
+        """See :meth:`Compressor.compress`."""
+
+    def decompress(self, tensor: Any, ctx: Any, /) -> Any:
+        """See :meth:`Compressor.decompress`."""
 
 
 class Compressor:
@@ -102,15 +113,26 @@ class CompressionOptions:
     bf16: ClassVar[type[CastCompressor]]
 
 
+_DOCUMENTED: Final = """What ``compression=`` takes: the dtype in which float32 and float64 are sent.
+
+none: the dtype of the tensors.
+fp16: float16.
+bf16: bfloat16, which has the range of float32 and 8 bits of precision.
+
+Example, on two ranks:
+"""
+
+
 def cast_compressors(
-    base: type[CastCompressor], dtypes: Mapping[str, Any]
+    base: type[CastCompressor], dtypes: Mapping[str, Any], example: str
 ) -> type[CompressionOptions]:
     """The class ``Compression`` of a framework, with a compressor for each row of :data:`CASTS`.
 
-    ``base``: the framework's CastCompressor; ``dtypes``: its dtypes by name. The classes appear in the module of
+    ``base``: the framework's CastCompressor; ``dtypes``: its dtypes by name; ``example``: lines of code, for the
+    documentation. The classes appear in the module of
     ``base``, which has to bind them to their names (``FP16Compressor = Compression.fp16``) so that they can be pickled
     and imported."""
-    values: dict[str, Any] = {"__module__": base.__module__, "__doc__": CompressionOptions.__doc__}
+    values: dict[str, Any] = {"__module__": base.__module__, "__doc__": _DOCUMENTED + example}
     for cast in CASTS:
         body = {
             "__module__": base.__module__,

@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from horoplug.base import config
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -28,6 +28,9 @@ from horoplug.common.notice import Notice
 from horoplug.common.object_state import Kept, broadcast_values, keep, put_back
 from horoplug.common.objects import allgather_object, broadcast_object
 from horoplug.rendezvous.elastic.messages import HostUpdate
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 FAILURES_WITHOUT_COMMIT: Final = 10
 """The last of this number of consecutive failures without a commit between them is raised to the program."""
@@ -125,7 +128,31 @@ class CheckPace:
 class State:
     """The state of a training run. Derive from it for your own kind of state.
 
-    ``bcast_object``: broadcasts an object of rank 0; ``get_rank``: returns the rank of this process."""
+    ``bcast_object``: broadcasts an object of rank 0; ``get_rank``: returns the rank of this process.
+
+    Example, on two ranks:
+
+        class Steps(horoplug.common.elastic.State):
+            def __init__(self):
+                super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
+                self.steps = self.saved = 0
+
+            def save(self):
+                self.saved = self.steps
+
+            def restore(self):
+                self.steps = self.saved
+
+            def sync(self):
+                self.steps = hvd.broadcast_object(self.steps)
+
+        state = Steps()
+        state.steps = 3
+        state.commit()
+        state.steps = 5
+        state.restore()
+        state.steps  # -> 3
+    """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -224,12 +251,23 @@ class State:
 
 
 class ObjectState(State):
-    """Python objects as a state: each keyword argument becomes an attribute, which may be assigned to.
+    """Python objects as a state: each keyword argument (``kwargs``) becomes an attribute, which may be assigned to.
+
+    ``bcast_object``, ``get_rank``: see :class:`State`.
 
     ``save`` copies nested dicts, lists, sets and tuples. Generators of random numbers, of Python, NumPy and the
     frameworks, stay where they are: their states are saved, restored and sent. Of other objects ``save`` keeps a
     reference, so their internal changes are not undone. ``sync`` broadcasts the state that was saved last, pickled, and
-    raises ValueError on all ranks if that is not possible."""
+    raises ValueError on all ranks if that is not possible.
+
+    Example, on two ranks:
+
+        state = horoplug.common.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0)
+        state.epoch = hvd.rank()
+        state.commit()
+        state.sync()
+        state.epoch  # -> 0
+    """
 
     def __init__(
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
@@ -238,6 +276,11 @@ class ObjectState(State):
         self._saved_state = {name: self._keep(value) for name, value in kwargs.items()}
         for name, value in kwargs.items():
             setattr(self, name, value)
+
+    if TYPE_CHECKING:  # the attributes are the caller's
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
         self._saved_state = {name: self._keep(getattr(self, name)) for name in self._saved_state}
@@ -286,10 +329,10 @@ class ObjectState(State):
 
 
 def run_fn(
-    func: Callable[..., Any],
+    func: Callable[Parameters, Result],
     reset: Callable[[], Any],
     is_failure: Callable[[BaseException], bool] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[Parameters, Result]:
     """Wrap ``func(state, ...)`` in a loop that continues after failures. The ``elastic.run`` of a framework uses it.
 
     The state is synchronized before ``func`` runs. On HorovodInternalError the last committed state is restored; on
@@ -298,6 +341,8 @@ def run_fn(
     HorovodInternalError when FAILURES_WITHOUT_COMMIT of them have occurred in a row without a commit. ``is_failure``:
     whether an exception of a framework means the same as HorovodInternalError; such an exception is raised as
     HorovodInternalError."""
+
+    call: Callable[..., Any] = func
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +368,7 @@ def run_fn(
                         if not is_common:
                             state.sync()
                             is_common = context.has_state = True
-                        return func(state, *args, **kwargs)
+                        return call(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     if _commits(state) != commits:
                         failures, commits = 0, _commits(state)
@@ -340,7 +385,7 @@ def run_fn(
         finally:
             notification_manager.remove_listener(state)
 
-    return wrapper
+    return cast(Callable[Parameters, Result], wrapper)
 
 
 def _must_sync(keeps_state: bool) -> bool:

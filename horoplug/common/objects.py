@@ -34,11 +34,17 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the object of rank `root_rank` (a global rank) on every rank of the set. Other ranks' ``obj`` is ignored.
-    The object must be picklable. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
+    The object must be picklable. ``process_set``: by default all ranks of the job. ``name`` pairs the calls of the
+    ranks; unnamed calls are paired in order.
 
     Raises NotInitializedError before ``init``, ValueError for a process set that is not registered or does not contain
-    this rank, and HorovodInternalError if the ranks disagree, a rank has failed, or the object was changed on its
-    way."""
+    this rank, and HorovodInternalError if the ranks disagree, a rank has failed, or the object was changed on its way.
+
+    Example, on two ranks:
+
+        settings = {"epochs": 3} if hvd.rank() == 0 else None
+        hvd.broadcast_object(settings, root_rank=0)  # -> {"epochs": 3}
+    """
     connections = context.connections()
     is_root = connections.rank == root_rank
     set_id = process_set_id(process_set)
@@ -61,10 +67,16 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks of the set, in rank order. They must be picklable. A joined rank contributes no
-    object. ``name`` pairs the calls of the ranks; unnamed calls are paired in order.
+    """Return the objects (``obj``) of all ranks of the set, in rank order. ``process_set``: by default all ranks of the
+    job. They must be picklable. A joined rank contributes no object. ``name`` pairs the calls of the ranks; unnamed
+    calls are paired in order.
 
-    Raises the exceptions of :func:`broadcast_object`."""
+    Raises the exceptions of :func:`broadcast_object`.
+
+    Example, on two ranks:
+
+        hvd.allgather_object({"rank": hvd.rank()})  # -> [{"rank": 0}, {"rank": 1}]
+    """
     set_id = process_set_id(process_set)
     operation = ObjectOperation("allgather", set_id, str(name) if name else None)
     data = dumps(obj)
@@ -93,14 +105,24 @@ def allgather_object(
 def send_object(
     obj: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Send an object to rank `dest` (a global rank), where a :func:`recv_object` with the same `tag` returns a copy.
-    The object must be picklable. Returns when the other rank has received it. Several objects with one tag arrive in
-    the order of the calls. Several threads may call this function, also with the same tag.
+    """Send an object (``obj``) to rank `dest` (a global rank), where a :func:`recv_object` with the same `tag` returns
+    a copy. The object must be picklable. Returns when the other rank has received it. Several objects with one tag
+    arrive in the order of the calls. Several threads may call this function, also with the same tag.
 
-    Each object takes two messages of its tag, so a tag is either for objects or for the tensors of ``send``.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one. Each object takes
+    two messages of its tag, so a tag is either for objects or for the tensors of ``send``.
 
     Raises NotInitializedError before ``init``, ValueError for an invalid rank or tag and for a process set that is not
-    registered or does not contain this rank, and HorovodInternalError if a rank has failed."""
+    registered or does not contain this rank, and HorovodInternalError if a rank has failed.
+
+    Example, on two ranks:
+
+        if hvd.rank() == 0:
+            hvd.send_object({"step": 3}, dest=1, tag=5)
+        else:
+            request = hvd.recv_object(source=0, tag=5)
+            assert request == {"step": 3}
+    """
     set_id = process_set_id(process_set)
     data = bytearray(dumps(obj))
     operation = _point_to_point(context.connections().rank, dest, tag, set_id)
@@ -112,8 +134,18 @@ def send_object(
 
 def recv_object(source: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Return the object that rank `source` (a global rank) sends with :func:`send_object` and the same `tag`.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
-    Raises the exceptions of :func:`send_object`, and HorovodInternalError if the object was changed on its way."""
+    Raises the exceptions of :func:`send_object`, and HorovodInternalError if the object was changed on its way.
+
+    Example, on two ranks:
+
+        if hvd.rank() == 0:
+            hvd.send_object({"step": 3}, dest=1, tag=5)
+        else:
+            request = hvd.recv_object(source=0, tag=5)
+            assert request == {"step": 3}
+    """
     set_id = process_set_id(process_set)
     operation = _point_to_point(source, context.connections().rank, tag, set_id)
     tags, call = _tags(), Call(None, root=source, process_set=set_id, tag=tag)

@@ -10,7 +10,7 @@ An operation on a GPU is done when its work is enqueued on the core's stream; th
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from horoplug._native import DeviceMemory, Engine, Error, Memory
 from horoplug.base.errors import HorovodInternalError
@@ -26,6 +26,14 @@ CPU: Final = -1  # in place of a GPU's ordinal
 
 Tensor = Any
 Described = tuple[Tensor, int, int, Sequence[int], int]
+
+
+class Documented(NamedTuple):
+    """What the documentation of the operations says about a framework's tensors."""
+
+    tensor: str  # what an operation takes
+    dtypes: str
+    make: str  # the function that makes a tensor of a list, in examples
 
 
 class Adapter(Protocol):
@@ -64,6 +72,12 @@ class Adapter(Protocol):
 
     def run(self, spec: OpSpec, tensors: Sequence[Tensor], call: Call, grouped: bool) -> Any:
         """Run a blocking, out-of-place operation: :func:`perform`, with gradients where the framework has them."""
+
+
+class DocumentedAdapter(Adapter, Protocol):
+    """An adapter for which :mod:`horoplug.common.variants` makes public functions."""
+
+    documented: Documented
 
 
 class Operation(Waitable):

@@ -39,6 +39,17 @@ class Output(Enum):
     NONE = "there is no result"
 
 
+class Example(NamedTuple):
+    """A call on two ranks, for the documentation. The texts are Python; ``{tensor}`` stands for the framework's
+    function that makes a tensor of a list."""
+
+    numbers: str  # this rank's tensor, as a list
+    options: str  # further arguments
+    output: str  # the output of both ranks, or "... on rank 0, ... on rank 1"
+    before: str = ""  # a statement before the call
+    after: str = ""  # a statement after it
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """One operation, the same in every framework."""
@@ -46,6 +57,8 @@ class OpSpec:
     op: Op
     output: Output
     summary: str  # the first sentence of the documentation
+    takes: str  # the shape and the dtype of an input, for the documentation
+    example: Example
     grouped: bool = False  # has grouped_ variants
     in_place: bool = False  # has variants that overwrite their input: a trailing underscore
     reduces: bool = False  # combines elements with a reduction
@@ -98,6 +111,8 @@ OPERATIONS: Final = (
         op=Op.ALLREDUCE,
         output=Output.LIKE_INPUT,
         summary="Reduce tensors of one shape over all ranks, element by element; every rank gets the result.",
+        takes="of the same shape and dtype on all ranks, which are those of the result",
+        example=Example("[1.0 + hvd.rank(), 2.0]", "op=hvd.Sum", "[3.0, 4.0]"),
         grouped=True,
         in_place=True,
         reduces=True,
@@ -110,12 +125,16 @@ OPERATIONS: Final = (
         output=Output.ROWS,
         summary="Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that "
         "dimension may differ between ranks; a scalar counts as one row.",
+        takes="of the same dtype on all ranks, with rows of the same shape",
+        example=Example("[1.0 + hvd.rank()]", "", "[1.0, 2.0]"),
         grouped=True,
     ),
     OpSpec(
         op=Op.BROADCAST,
         output=Output.LIKE_INPUT,
         summary="Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all ranks.",
+        takes="of the same shape and dtype on all ranks",
+        example=Example("[1.0 + hvd.rank(), 2.0]", "root_rank=0", "[1.0, 2.0]"),
         in_place=True,
     ),
     OpSpec(
@@ -125,6 +144,12 @@ OPERATIONS: Final = (
         "received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal "
         "parts. With `splits` (integers, one for each rank), the result is (output, rows received from each rank as "
         "int32); synchronize(alltoall_async(...)) always returns both.",
+        takes="of the same dtype on all ranks, with rows of the same shape",
+        example=Example(
+            "[10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0]",
+            "",
+            "[0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1",
+        ),
         min_ndim=1,
         received_splits=True,
     ),
@@ -133,6 +158,10 @@ OPERATIONS: Final = (
         output=Output.ROWS,
         summary="Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the rows "
         "(first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.",
+        takes="of the same shape and dtype on all ranks",
+        example=Example(
+            "[1.0 + hvd.rank(), 2.0]", "op=hvd.Sum", "[3.0] on rank 0, [4.0] on rank 1"
+        ),
         grouped=True,
         reduces=True,
         reductions="Average (the default) or Sum",
@@ -144,6 +173,12 @@ OPERATIONS: Final = (
         output=Output.LIKE_INPUT,
         summary="Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank) gets "
         "the result, and the output of every other rank has the values of its input.",
+        takes="of the same shape and dtype on all ranks",
+        example=Example(
+            "[1.0 + hvd.rank(), 2.0]",
+            "root_rank=0, op=hvd.Sum",
+            "[3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1",
+        ),
         in_place=True,
         reduces=True,
         reductions="Average (the default), Sum, Min, Max or Product",
@@ -154,6 +189,8 @@ OPERATIONS: Final = (
         summary="Concatenate the tensors of all ranks along the first dimension, in rank order, on rank `root_rank` (a "
         "global rank); the output of every other rank has no rows. The size of that dimension may differ between "
         "ranks; a scalar counts as one row.",
+        takes="of the same dtype on all ranks, with rows of the same shape",
+        example=Example("[1.0 + hvd.rank()]", "root_rank=0", "[1.0, 2.0] on rank 0, [] on rank 1"),
     ),
     OpSpec(
         op=Op.SCATTER,
@@ -162,6 +199,8 @@ OPERATIONS: Final = (
         "(a global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one more. The "
         "other ranks pass any tensor of the same dtype with rows of the same shape, or no rows: its values and the "
         "`splits` of these ranks are not used.",
+        takes="of the same dtype on all ranks, with rows of the same shape",
+        example=Example("[1.0, 2.0]", "root_rank=0", "[1.0] on rank 0, [2.0] on rank 1"),
         min_ndim=1,
     ),
     OpSpec(
@@ -169,6 +208,14 @@ OPERATIONS: Final = (
         output=Output.NONE,
         summary="Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same `tag` "
         "takes it. Several sends with one tag arrive in the order of the calls.",
+        takes="of the shape and dtype that the recv of the other rank has",
+        example=Example(
+            "[1.0 + hvd.rank(), 2.0]",
+            "dest=1 - hvd.rank()",
+            "",
+            before="received = hvd.recv_async({tensor}([0.0, 0.0]), source=1 - hvd.rank())",
+            after="hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1",
+        ),
         collective=False,
     ),
     OpSpec(
@@ -176,6 +223,14 @@ OPERATIONS: Final = (
         output=Output.INPUT,
         summary="Receive a tensor of this shape and dtype from rank `source` (a global rank, which may be this one), "
         "sent with the same `tag`.",
+        takes="of the shape and dtype that the other rank sends",
+        example=Example(
+            "[0.0, 0.0]",
+            "source=1 - hvd.rank()",
+            "[2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1",
+            before="sent = hvd.send_async({tensor}([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())",
+            after="hvd.synchronize(sent)",
+        ),
         collective=False,
     ),
 )

@@ -23,7 +23,16 @@ class ProcessSet:
 
     ``ranks``: global ranks in any order, or a communicator of mpi4py, whose ranks are known once the set is registered.
     Every rank passes the communicator that ``Split`` has returned to it, which may be COMM_NULL. Raises ValueError for
-    anything else."""
+    anything else.
+
+    Example, on two ranks:
+
+        first = hvd.add_process_set(hvd.ProcessSet([0]))
+        first.ranks, first.size()  # -> ([0], 1)
+        first.included()  # -> True on rank 0, False on rank 1
+        first.rank()  # -> 0 on rank 0, None on rank 1
+        hvd.remove_process_set(first)  # -> True
+    """
 
     mpi_comm: Any = None
     """The communicator that the set was made from."""
@@ -100,15 +109,25 @@ global_process_set = _GlobalProcessSet()
 
 def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:
     """Register a process set and return it. Collective: every rank of the job calls this in the same order, including
-    ranks that are not in the set. With a communicator of mpi4py, or a ProcessSet made from one, every rank passes its
-    own communicator, and the sets of all these communicators are registered.
+    ranks that are not in the set. ``process_set``: a ProcessSet or a list of global ranks. With a communicator of
+    mpi4py, or a ProcessSet made from one, every rank passes its own communicator, and the sets of all these
+    communicators are registered.
 
     ``hvd.elastic.run`` registers the sets again when it forms the job again. The first call for such a set then only
     returns it, and need not be made by all ranks. A set that is left out meanwhile, because not all of its ranks exist,
     has the id None.
 
     Raises NotInitializedError before ``init``, ValueError if a set of these ranks exists already (such as the global
-    set) or a rank does not exist, and HorovodInternalError if the ranks pass different sets."""
+    set) or a rank does not exist, and HorovodInternalError if the ranks pass different sets.
+
+    Example, on two ranks:
+
+        last = hvd.add_process_set([1])
+        if last.included():
+            hvd.barrier(process_set=last)
+        hvd.add_process_set([1])  # raises ValueError
+        hvd.remove_process_set(last)  # -> True
+    """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     context.engine()  # before init, there is no set to claim
@@ -201,8 +220,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; its operations that are not complete fail. Collective: every rank of the job calls this, in
     the same order.
 
-    Returns False, and does nothing, for the global set and for a set that was not added. Raises
-    NotInitializedError before ``init``, and HorovodInternalError if the ranks remove different sets."""
+    ``process_set``: what :func:`add_process_set` has returned. Returns True if it was removed. Returns False, and does
+    nothing, for the global set and for a set that was not added. Raises NotInitializedError before ``init``, and
+    HorovodInternalError if the ranks remove different sets.
+
+    Example, on two ranks:
+
+        last = hvd.add_process_set([1])
+        hvd.remove_process_set(last)  # -> True
+        hvd.remove_process_set(last)  # -> False
+    """
     engine = context.engine()
     if not isinstance(process_set, ProcessSet):
         raise TypeError(

@@ -5,7 +5,9 @@
 :func:`join` take no tensors and are the same in every framework.
 """
 
+import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -13,10 +15,10 @@ from typing import Any, Final, cast
 
 from horoplug._native import Error, Op
 from horoplug.common.calls import CALLS
-from horoplug.common.compression import pack
+from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
-from horoplug.common.ops import Adapter, perform, submit
+from horoplug.common.ops import Adapter, DocumentedAdapter, perform, submit
 from horoplug.common.opspec import OPERATIONS, OpSpec, Output
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.status import await_value, exception
@@ -41,7 +43,7 @@ _DOCUMENTED_POINT_TO_POINT: Final = {
 }
 
 
-def operations(adapter: Adapter, module: str) -> dict[str, Function]:
+def operations(adapter: DocumentedAdapter, module: str) -> dict[str, Function]:
     """The functions by name. ``module``: name of the module that will hold them."""
     made = {}
     for spec in OPERATIONS:
@@ -54,18 +56,46 @@ def operations(adapter: Adapter, module: str) -> dict[str, Function]:
     return made
 
 
+def operation_of(function: str) -> str:
+    """The name of the operation of which a function is a variant."""
+    return function.removeprefix("grouped_").removesuffix("_").removesuffix("_async")
+
+
 def synchronize(handle: int) -> Any:
     """Wait for an ``_async`` operation and return its output: a list for a group, (output, received splits) for
     alltoall. Frees the handle. Returns None for a handle that is unknown or was synchronized before.
 
-    Raises HorovodInternalError, which names the cause and the rank, if the operation failed."""
+    Raises HorovodInternalError, which names the cause and the rank, if the operation failed, and TypeError for what is
+    not a handle.
+
+    ``handle``: what a function with ``_async`` in its name has returned.
+
+    Example, on two ranks:
+
+        import horoplug as hvd
+
+        handle = hvd.allreduce_async(np.array([1.0 + hvd.rank(), 2.0]), op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0]
+    """
     operation = context.find(handle) if type(handle) is int else _find("synchronize", handle)
     return None if operation is None else operation.wait()
 
 
 def poll(handle: int) -> bool:
     """Whether an ``_async`` operation is done, successfully or not: :func:`synchronize` then does not block. True for a
-    handle that is unknown or was synchronized before."""
+    ``handle`` that is unknown or was synchronized before.
+
+    Raises TypeError for what is not a handle.
+
+    Example, on two ranks:
+
+        import horoplug as hvd
+
+        handle = hvd.allreduce_async(np.array([1.0 + hvd.rank(), 2.0]), op=hvd.Sum)
+        while not hvd.poll(handle):
+            pass  # compute something else
+        hvd.synchronize(handle)  # -> [3.0, 4.0]
+    """
     operation = context.find(handle) if type(handle) is int else _find("poll", handle)
     return True if operation is None else operation.done()
 
@@ -84,10 +114,20 @@ def _find(function: str, handle: Any) -> Waitable | None:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank of the process set has called this function.
+    """Block until every rank of the process set has called this function. ``process_set``: by default all ranks of the
+    job.
 
     Raises NotInitializedError before ``init``, ValueError for a process set that is not registered, and
-    HorovodInternalError if a rank has failed or the ranks wait for each other."""
+    HorovodInternalError if a rank has failed or the ranks wait for each other.
+
+    Example, on two ranks:
+
+        if hvd.rank() == 0:
+            with open("data.txt", "w") as file:
+                file.write("downloaded once")
+        hvd.barrier()
+        open("data.txt").read()  # -> "downloaded once"
+    """
     engine = context.engine()
     try:
         await_value(
@@ -108,9 +148,18 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     for an operation whose root has joined, for an alltoall with rows for a joined rank, and for adding or removing
     process sets.
 
-    ``device`` is accepted for compatibility with Horovod and ignored. Raises NotInitializedError before ``init``,
-    ValueError if another thread submits an operation on the set meanwhile, and HorovodInternalError if a rank has
-    failed."""
+    ``process_set``: by default all ranks of the job. ``device`` is accepted for compatibility with Horovod and ignored.
+    Raises NotInitializedError before ``init``, ValueError if another thread submits an operation on the set meanwhile,
+    and HorovodInternalError if a rank has failed.
+
+    Example, on two ranks:
+
+        import horoplug as hvd
+
+        for batch in range(2 + hvd.rank()):  # rank 1 has more data
+            hvd.allreduce(np.array([1.0]), name=f"batch {batch}", op=hvd.Sum)
+        hvd.join()  # -> 1
+    """
     engine = context.engine()
     try:
         last = await_value(engine, engine.join(process_set_id(process_set)))
@@ -121,7 +170,7 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 
 
 def _variant(
-    adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool, blocking: bool
+    adapter: DocumentedAdapter, spec: OpSpec, grouped: bool, in_place: bool, blocking: bool
 ) -> Function:
     compressing = (
         blocking
@@ -159,7 +208,7 @@ def _variant(
 
     function.__name__ = function.__qualname__ = name
     signature = _signature(adapter, spec, grouped, blocking, compressing)
-    function.__doc__ = _document(spec, signature.parameters, grouped, in_place, blocking)
+    function.__doc__ = _document(adapter, spec, signature.parameters, grouped, in_place, blocking)
     function.__signature__ = signature
     function.__annotations__ = {
         "return": signature.return_annotation,
@@ -227,7 +276,7 @@ def _signature(
     if compressing:
         assert spec.compression_at is not None
         compression = inspect.Parameter(
-            "compression", kind, default=adapter.compression, annotation=Any
+            "compression", kind, default=adapter.compression, annotation=AnyCompressor
         )
         parameters.insert(spec.compression_at, compression)
     first = (
@@ -246,10 +295,15 @@ def _signature(
 
 
 def _document(
-    spec: OpSpec, parameters: Mapping[str, Any], grouped: bool, in_place: bool, blocking: bool
+    adapter: DocumentedAdapter,
+    spec: OpSpec,
+    parameters: Mapping[str, Any],
+    grouped: bool,
+    in_place: bool,
+    blocking: bool,
 ) -> str:
-    """The documentation of a variant, in lines of at most 96 characters: what it does, its parameters one by one, and
-    its exceptions."""
+    """The documentation of a variant, in lines of at most 96 characters: what it does, its parameters one by one, its
+    exceptions and an example."""
     text = [spec.summary]
     if grouped:
         text.append("Takes a list of tensors, which succeed or fail together.")
@@ -263,13 +317,14 @@ def _document(
         waits = "waits" if spec.output is Output.NONE else f"waits and returns the {what}"
         text.append(f"Returns a handle at once; synchronize(handle) {waits}.")
         text.append("The tensors must not be changed in between.")
-    documented = _DOCUMENTED if spec.collective else _DOCUMENTED | _DOCUMENTED_POINT_TO_POINT
+    about = adapter.documented
+    tensors = "a list of tensors, each one" if grouped else f"{about.tensor},"
+    documented = dict(_DOCUMENTED if spec.collective else _DOCUMENTED | _DOCUMENTED_POINT_TO_POINT)
+    documented["tensors" if grouped else "tensor"] = (
+        f"{tensors} {spec.takes}. Supported dtypes: {about.dtypes}."
+    )
     lists = [
-        textwrap.fill(
-            f"{each}: {documented[each].format(reductions=spec.reductions)}",
-            96,
-            subsequent_indent="    ",
-        )
+        _filled(f"{each}: {documented[each].format(reductions=spec.reductions)}", "    ")
         for each in parameters
         if each in documented
     ]
@@ -283,6 +338,47 @@ def _document(
             else f"Raises HorovodInternalError if the job has ended; synchronize raises {failure}."
         )
     )
-    return "\n\n".join(
-        [textwrap.fill(" ".join(text), 96), "\n".join(lists), textwrap.fill(raises, 96)]
-    )
+    example = _example(about.make, spec, grouped, in_place or spec.output is Output.INPUT, blocking)
+    parts = [_filled(" ".join(text)), "\n".join(lists), _filled(raises), EXAMPLE, example]
+    return "\n\n".join(parts)
+
+
+EXAMPLE: Final = "Example, on two ranks:"
+
+
+@functools.cache  # variants share most paragraphs
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 96, subsequent_indent=indent)
+
+
+def _example(make: str, spec: OpSpec, grouped: bool, overwrites: bool, blocking: bool) -> str:
+    """Indented lines. ``make``: makes a tensor of a list."""
+    example = spec.example
+    options = f", {example.options}" if example.options else ""
+    given = "[x, x]" if grouped else "x"
+    if grouped and overwrites:
+        given = "[x, y]"
+    name = f"{'grouped_' if grouped else ''}{spec.name}{'' if blocking else '_async'}"
+    name += "_" if overwrites and spec.output is not Output.INPUT else ""
+    call = f"hvd.{name}({given}{options})"
+    lines = [example.before] if example.before else []
+    lines += [f"{each} = {{tensor}}({example.numbers})" for each in ("xy" if "y" in given else "x")]
+    result = f"  # -> {_output(spec, grouped, blocking)}" if example.output else ""
+    if blocking:
+        lines.append(call + ("" if overwrites else result))
+    else:
+        lines += [f"handle = {call}", "hvd.synchronize(handle)" + ("" if overwrites else result)]
+    if overwrites:
+        lines.append(f"{given}{result}")
+    lines += [example.after] if example.after else []
+    return "\n".join(f"    {line.replace('{tensor}', make)}" for line in lines)
+
+
+def _output(spec: OpSpec, grouped: bool, blocking: bool) -> str:
+    """What a variant returns, or the tensors afterwards."""
+    output = spec.example.output
+    if grouped:
+        return re.sub(r"(\[.*?\])", r"[\1, \1]", output)
+    if spec.received_splits and not blocking:
+        return re.sub(r"(\[.*?\])", r"(\1, [1, 1])", output)
+    return output

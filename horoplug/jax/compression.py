@@ -27,6 +27,10 @@ class CastCompressor(compression.CastCompressor):
         return tensor.astype(dtype)
 
 
-Compression = compression.cast_compressors(CastCompressor, vars(jnp))
+_EXAMPLE = """
+    x = jnp.array([1.0 + hvd.rank(), 2.0])
+    hvd.allreduce(x, compression=hvd.Compression.fp16)  # -> [1.5, 2.0]
+"""
+Compression = compression.cast_compressors(CastCompressor, vars(jnp), _EXAMPLE)
 FP16Compressor = Compression.fp16
 BF16Compressor = Compression.bf16

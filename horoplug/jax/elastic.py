@@ -20,7 +20,14 @@ import jax
 import numpy as np
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, check_alike, initialize_again, run_fn
+from horoplug.common.elastic import (
+    ObjectState,
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+)
 from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
@@ -28,15 +35,30 @@ __all__ = ["JaxState", "run"]
 _TREES = "names of trees"
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is its state (a :class:`JaxState`, or any
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorator of a training function (``func``) whose first argument is its state (a :class:`JaxState`, or any
     :class:`horoplug.common.elastic.State`).
 
     When an operation fails because the job is broken, all ranks restore the last ``state.commit()``, initialise again,
     receive the state of rank 0, and call the function again. The function must contain all collective operations of the
     training, and resume from the progress in the state. JAX raises the failure of a compiled program when its results
     are used: what the program has computed may be in the state before, but not in a commit. Other errors are raised to
-    the caller, and so is the tenth failure in a row without a commit."""
+    the caller, and so is the tenth failure in a row without a commit.
+
+    Returns a function with the same arguments and result.
+
+    Example, on two ranks:
+
+        @hvd.elastic.run
+        def train(state, steps):
+            while state.step < steps:
+                state.params = hvd.allreduce(state.params) + 1.0
+                state.step += 1
+                state.commit()
+            return state.params
+
+        train(hvd.elastic.JaxState(params=jnp.array([0.0]), step=0), 3)  # -> [3.0]
+    """
     return run_fn(func, initialize_again, is_failure)
 
 
@@ -49,13 +71,23 @@ def is_failure(error: BaseException) -> bool:
 class JaxState(ObjectState):
     """The state of a training run: ``JaxState(params=params, opt_state=opt_state, step=0)``.
 
-    Each argument becomes an attribute, which the training function assigns to: a pytree of JAX and NumPy arrays, or
-    any Python object. A commit waits until the arrays are computed and raises the failure of the program that should
-    have computed them, and ``sync`` sends them as arrays. Objects are saved as in :class:`ObjectState`.
+    Each argument (``kwargs``) becomes an attribute, which the training function assigns to: a pytree of JAX and NumPy
+    arrays, or any Python object. A commit waits until the arrays are computed and raises the failure of the program
+    that should have computed them, and ``sync`` sends them as arrays. Objects are saved as in :class:`ObjectState`.
 
-    ``donated``: whether the program donates the buffers of the state (``jax.jit(..., donate_argnums=...)``), so that
-    a commit has to copy them. If False, a commit keeps references to the arrays, which never change, and copies
-    nothing but NumPy arrays."""
+    ``donated``: whether the program donates the buffers of the state (``jax.jit(..., donate_argnums=...)``), so that a
+    commit has to copy them. If False, a commit keeps references to the arrays, which never change, and copies nothing
+    but NumPy arrays.
+
+    Example, on two ranks:
+
+        state = hvd.elastic.JaxState(params={"w": jnp.array([1.0])}, step=0)
+        state.params, state.step = {"w": jnp.array([5.0])}, 1
+        state.commit()
+        state.params, state.step = {"w": jnp.array([7.0])}, 2
+        state.restore()
+        state.step, state.params  # -> (1, {"w": [5.0]})
+    """
 
     def __init__(self, *, donated: bool = True, **kwargs: Any) -> None:
         self._donated = donated

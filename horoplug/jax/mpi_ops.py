@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from horoplug.common import calls, variants
-from horoplug.common.compression import pack
+from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.partition import join_parts, split_group
 from horoplug.common.process_sets import ProcessSet, global_process_set
@@ -95,18 +95,31 @@ def allreduce(
     tensor: Any,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce arrays of one shape over all ranks, element by element; every rank gets the result. Differentiable
-    for Average, Sum and Adasum.
+    """Reduce arrays of one shape over all ranks, element by element; every rank gets the result. Differentiable for
+    Average, Sum and Adasum.
 
-    ``tensor``: an array, or a pytree of arrays. ``compression``: an attribute of :class:`Compression`, or a class of
-    your own. ``op``: Average (the default), Sum, Adasum, Min, Max or Product; ``average`` is deprecated in favour of
-    it. ``prescale_factor``, ``postscale_factor``: factors for each rank's array and for the result."""
+    ``tensor``: an array, or a pytree of arrays, of the same shapes and dtypes on all ranks, which are those of the
+    result. ``name`` pairs the calls of the ranks; without it, the order of the calls does. ``process_set``: the ranks
+    that take part; by default all ranks of the job. ``compression``: an attribute of :class:`Compression`, or a class
+    of your own. ``op``: Average (the default), Sum, Adasum, Min, Max or Product; ``average`` is deprecated in favour of
+    it. ``prescale_factor``, ``postscale_factor``: factors for each rank's array and for the result.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce(x, op=hvd.Sum)  # -> [3.0, 4.0]
+        jax.jit(hvd.allreduce)({"a": x})  # -> {"a": [1.5, 2.0]}
+    """
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     return _apply("allreduce", tensor, call, compression)
 
@@ -115,13 +128,27 @@ def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """:func:`allreduce` of a list."""
+    """:func:`allreduce` of a list.
+
+    tensors: a list of arrays, of the same shapes and dtypes on all ranks. The result is a list of arrays.
+
+    The other arguments are those of :func:`allreduce`.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce([x, 2.0 * x], op=hvd.Sum)  # -> [[3.0, 4.0], [6.0, 8.0]]
+    """
     _check_list("allreduce", tensors)
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     results: list[Any] = _apply("allreduce", list(tensors), call, compression)
@@ -135,14 +162,43 @@ def allgather(
     Differentiable.
 
     The first dimension may differ between ranks, except inside of ``jax.jit`` and under differentiation: there shapes
-    are fixed before the ranks communicate, and a difference is an error when the operation runs."""
+    are fixed before the ranks communicate, and a difference is an error when the operation runs.
+
+    tensor: an array, or a pytree of arrays, of the same dtype on all ranks, with rows of the same shape. The result has
+        this dtype.
+    name: pairs the calls of the ranks; without it, the order of the calls does.
+    process_set: the ranks that take part; by default all ranks of the job.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        hvd.allgather(jnp.array([1.0 + hvd.rank()]))  # -> [1.0, 2.0]
+    """
     return _apply("allgather", tensor, calls.allgather(name, process_set))
 
 
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """:func:`allgather` of a list."""
+    """:func:`allgather` of a list.
+
+    tensors: a list of arrays, of the same dtypes on all ranks, with rows of the same shapes. The result is a list of
+        arrays.
+    name: pairs the calls of the ranks; without it, the order of the calls does.
+    process_set: the ranks that take part; by default all ranks of the job.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([1.0 + hvd.rank()])
+        hvd.grouped_allgather([x, 2.0 * x])  # -> [[1.0, 2.0], [2.0, 4.0]]
+    """
     _check_list("allgather", tensors)
     results: list[Any] = _apply("allgather", list(tensors), calls.allgather(name, process_set))
     return results
@@ -155,7 +211,21 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Send the array, or the pytree of arrays, of rank `root_rank` (a global rank) to every rank. Shapes are the same
-    on all ranks. Differentiable."""
+    on all ranks. Differentiable.
+
+    tensor: an array, or a pytree of arrays, of the same shapes and dtypes on all ranks, which are those of the result.
+    name: pairs the calls of the ranks; without it, the order of the calls does.
+    process_set: the ranks that take part; by default all ranks of the job.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast(x, root_rank=0)  # -> [1.0, 2.0]
+    """
     return _apply("broadcast", tensor, calls.broadcast(root_rank, name, process_set))
 
 
@@ -170,7 +240,22 @@ def alltoall(
     (integers, one for each rank), the result is (output, rows received from each rank). Differentiable.
 
     Inside of ``jax.jit`` and under differentiation, all ranks pass the same ``splits``, as constants, and arrays of one
-    shape."""
+    shape.
+
+    tensor: an array of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
+    name: pairs the calls of the ranks; without it, the order of the calls does.
+    process_set: the ranks that take part; by default all ranks of the job.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        hvd.alltoall(x)  # -> [0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1
+        hvd.alltoall(x, splits=[0, 2])  # -> ([], [0, 0]) on rank 0, ([0.0, 1.0, 10.0, 11.0], [2, 2]) on rank 1
+    """
     call = calls.alltoall(_counts(splits), name, process_set)
     array = eager.to_array(tensor)
     BY_NAME["alltoall"].check_ndim(array.ndim)
@@ -199,7 +284,7 @@ def _counts(splits: Any) -> tuple[int, ...] | None:
 
 def reducescatter(
     tensor: Any,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -207,21 +292,50 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
-    The first `rows % size` ranks get one row more than the others. Differentiable."""
+    The first `rows % size` ranks get one row more than the others. Differentiable.
+
+    tensor: an array, or a pytree of arrays, of the same shapes, with at least one dimension, and dtypes on all ranks.
+        The result has these dtypes.
+
+    The other arguments are those of :func:`allreduce`.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([1.0 + hvd.rank(), 2.0])
+        hvd.reducescatter(x, op=hvd.Sum)  # -> [3.0] on rank 0, [4.0] on rank 1
+    """
     call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     return _apply("reducescatter", tensor, call, compression)
 
 
 def grouped_reducescatter(
     tensors: Sequence[Any],
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """:func:`reducescatter` of a list."""
+    """:func:`reducescatter` of a list.
+
+    tensors: a list of arrays, of the same shapes and dtypes on all ranks. The result is a list of arrays.
+
+    The other arguments are those of :func:`allreduce`.
+
+    Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
+    HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
+    jax.errors.JaxRuntimeError when its results are used.
+
+    Example, on two ranks:
+
+        x = jnp.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_reducescatter([x, 2.0 * x], op=hvd.Sum)  # -> [[3.0], [6.0]] on rank 0, [[4.0], [8.0]] on rank 1
+    """
     _check_list("reducescatter", tensors)
     call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     results: list[Any] = _apply("reducescatter", list(tensors), call, compression)
@@ -230,13 +344,33 @@ def grouped_reducescatter(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank of the process set has called this function, and the operations in all programs that this
-    thread has dispatched have completed. Not for use inside of ``jax.jit``."""
+    thread has dispatched have completed. Not for use inside of ``jax.jit``.
+
+    ``process_set``: by default all ranks of the job. Raises the exceptions of :func:`horoplug.barrier`.
+
+    Example, on two ranks:
+
+        if hvd.rank() == 0:
+            with open("data.txt", "w") as file:
+                file.write("downloaded once")
+        hvd.barrier()
+        open("data.txt").read()  # -> "downloaded once"
+    """
     wait_for_programs()
     variants.barrier(process_set)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
     """Declare that this rank has no more data, and wait until every rank of the set has joined. Returns the global rank
-    that joined last. Not for use inside of ``jax.jit``. See :func:`horoplug.common.variants.join`."""
+    that joined last. Not for use inside of ``jax.jit``. See :func:`horoplug.common.variants.join`.
+
+    ``process_set``: by default all ranks of the job. Raises the exceptions of :func:`horoplug.join`.
+
+    Example, on two ranks:
+
+        for batch in range(2 + hvd.rank()):  # rank 1 has more data
+            hvd.allreduce(jnp.array([1.0]), name=f"batch {batch}", op=hvd.Sum)
+        hvd.join()  # -> 1
+    """
     wait_for_programs()
     return variants.join(process_set=process_set)

@@ -1,17 +1,21 @@
 """Optimizers and gradient functions that reduce gradients over the ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from horoplug.base.errors import not_an_optimizer
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.jax.compression import Compression
 from horoplug.jax.reduction import Reduction
+
+if TYPE_CHECKING:
+    import optax
 
 
 class DistributedState(NamedTuple):
@@ -23,15 +27,15 @@ class DistributedState(NamedTuple):
 
 
 def DistributedOptimizer(
-    optimizer: Any,
-    compression: Any = Compression.none,
+    optimizer: "optax.GradientTransformation",
+    compression: AnyCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     average_aggregated_gradients: bool = False,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     groups: Groups = None,
-) -> Any:
+) -> "optax.GradientTransformationExtraArgs":
     """An ``optax.GradientTransformation`` that reduces the gradients over the ranks and then updates like `optimizer`.
 
     Its state is that of `optimizer`, or a :class:`DistributedState` if ``backward_passes_per_step`` is above 1.
@@ -49,7 +53,16 @@ def DistributedOptimizer(
         ``jax.tree_util.keystr`` writes them (a leaf in no list is reduced alone). Default: one group for each dtype.
 
     Raises ImportError if optax is not installed, TypeError if `optimizer` is not an optimizer of optax, and ValueError
-    for invalid arguments."""
+    for invalid arguments.
+
+    Example, on two ranks:
+
+        optimizer = hvd.DistributedOptimizer(optax.sgd(0.25 * hvd.size()))
+        params = {"w": jnp.array([1.0, 1.0])}
+        gradients = {"w": jnp.array([3.0, 3.0]) * hvd.rank()}  # 0 and 3
+        updates, state = optimizer.update(gradients, optimizer.init(params), params)
+        optax.apply_updates(params, updates)  # -> {"w": [0.25, 0.25]}
+    """
     try:
         import optax
     except ImportError as error:
@@ -120,17 +133,29 @@ def distributed_value_and_grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     groups: Groups = None,
     **options: Any,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad`` whose gradients are reduced over the ranks. The value is not reduced. ``options`` are
-    those of ``jax.value_and_grad``; the other arguments are those of :func:`DistributedOptimizer`.
+    """``jax.value_and_grad`` whose gradients are reduced over the ranks. The value is not reduced.
 
-    Raises ValueError for invalid arguments."""
+    ``fun``, ``argnums``, ``has_aux`` and ``options``: those of ``jax.value_and_grad``. The other arguments are those of
+    :func:`DistributedOptimizer`.
+
+    Raises ValueError for invalid arguments.
+
+    Example, on two ranks:
+
+        def loss(w):
+            return jnp.sum(w) * 3.0 * hvd.rank()
+
+        value, gradient = hvd.distributed_value_and_grad(loss)(jnp.array([1.0, 1.0]))
+        value  # -> 0.0 on rank 0, 6.0 on rank 1
+        gradient  # -> [1.5, 1.5]
+    """
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
     reduction = Reduction(
         "distributed_value_and_grad",
@@ -154,8 +179,17 @@ def distributed_grad(
     has_aux: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
-    """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``). ``options`` are
-    those of :func:`distributed_value_and_grad`."""
+    """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``).
+
+    ``options`` and the other arguments are those of :func:`distributed_value_and_grad`. Raises its exceptions.
+
+    Example, on two ranks:
+
+        def loss(w):
+            return jnp.sum(w) * 3.0 * hvd.rank()
+
+        hvd.distributed_grad(loss)(jnp.array([1.0, 1.0]))  # -> [1.5, 1.5]
+    """
     both = distributed_value_and_grad(fun, argnums, has_aux, **options)
 
     def grad(*args: Any, **kwargs: Any) -> Any:

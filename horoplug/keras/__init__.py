@@ -24,13 +24,15 @@ from horoplug._keras.operations import *  # noqa: F403
 from horoplug._keras.optimizer import Optimizer
 from horoplug._keras.optimizer import make as _make
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.compression import AnyCompressor, CompressionOptions
 from horoplug.common.grouping import Groups
-from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.common.reduce_ops import Average
+from horoplug.common.process_sets import ProcessSet as ProcessSet
+from horoplug.common.process_sets import global_process_set as global_process_set
+from horoplug.common.reduce_ops import Average as Average
 from horoplug.keras import callbacks as callbacks
 from horoplug.keras import elastic as elastic
 
-Compression = _load_backend(_keras.backend.backend()).Compression
+Compression: type[CompressionOptions] = _load_backend(_keras.backend.backend()).Compression
 
 
 def DistributedOptimizer(
@@ -38,7 +40,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -71,7 +73,17 @@ def DistributedOptimizer(
     average_aggregated_gradients: divide these sums by backward_passes_per_step.
 
     Raises ValueError for an object that is not an optimizer, for an optimizer that is distributed already, and for
-    invalid arguments."""
+    invalid arguments.
+
+    Example, on two ranks:
+
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.25 * hvd.size()))
+        model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.compile(optimizer, loss=lambda y_true, y_pred: y_pred)
+        x = np.array([[3.0, 3.0]], "float32") * hvd.rank()  # the gradients are 0 and 3
+        history = model.fit(x, np.zeros((1, 1)), verbose=0)
+        model.layers[0].kernel  # -> [[0.25], [0.25]]
+    """
     return _make(optimizer, locals())
 
 
@@ -80,7 +92,7 @@ def PartialDistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -92,7 +104,20 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Optimizer:
     """:func:`DistributedOptimizer` that does not reduce the gradients of the trainable variables of ``local_layers`` (a
-    built layer or a list of built layers)."""
+    built layer or a list of built layers).
+
+    Returns the optimizer itself. The other arguments are those of :func:`DistributedOptimizer`. Raises its exceptions.
+
+    Example, on two ranks:
+
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.layers.Input((2,)), layer])
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.25 * hvd.size()), local_layers=layer)
+        model.compile(optimizer, loss=lambda y_true, y_pred: y_pred)
+        x = np.array([[2.0, 2.0]], "float32") * (1 + hvd.rank())
+        history = model.fit(x, np.zeros((1, 1)), verbose=0)  # subtracts 0.5 times the gradient of this rank / 2
+        layer.kernel  # -> [[0.5], [0.5]] on rank 0, [[0.0], [0.0]] on rank 1
+    """
     return _make(optimizer, locals())
 
 
@@ -100,7 +125,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
@@ -109,7 +134,20 @@ def load_model(
 
     ``custom_optimizers``: optimizer classes that are not part of Keras; ``custom_objects``: see Keras; ``options``:
     other arguments of :func:`DistributedOptimizer`. ``legacy_opts`` is accepted for compatibility with Horovod and has
-    no effect."""
+    no effect.
+
+    ``filepath``: of the saved model. ``compression``: of the gradients, as in :func:`DistributedOptimizer`. Returns the
+    model. Raises the exceptions of Keras, and those of :func:`DistributedOptimizer`.
+
+    Example, on two ranks:
+
+        path = f"model-{hvd.rank()}.keras"
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.125), loss="mse")
+        model.save(path)
+        model = hvd.load_model(path, compression=hvd.Compression.fp16)
+        float(model.optimizer.learning_rate)  # -> 0.125
+    """
     options["compression"] = compression
     return _load_model(
         _keras, DistributedOptimizer, filepath, custom_optimizers, custom_objects, options

@@ -12,7 +12,15 @@ import horoplug.torch as hvd
 class HorovodEnvironment(ClusterEnvironment):  # type: ignore[misc]
     """The processes of ``horovodrun`` or of another launcher that ``hvd.init`` knows. Joins the job when it is created.
 
-    Raises the exceptions of ``hvd.init``."""
+    Raises the exceptions of ``hvd.init``.
+
+    Example, on two ranks:
+
+        from horoplug.lightning import HorovodEnvironment
+
+        environment = HorovodEnvironment()
+        environment.global_rank(), environment.world_size()  # -> (0, 2) on rank 0, (1, 2) on rank 1
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,22 @@ class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     optimizer_options: further arguments of :func:`horoplug.torch.DistributedOptimizer`, such as ``compression``.
     options: arguments of every strategy: accelerator, parallel_devices, cluster_environment, checkpoint_io, precision.
 
-    Creating it joins the job, and raises the exceptions of ``hvd.init``."""
+    Creating it joins the job, and raises the exceptions of ``hvd.init``.
+
+    Example, on two ranks:
+
+        import lightning
+        from horoplug.lightning import HorovodFabricStrategy
+
+        fabric = lightning.Fabric(accelerator="cpu", strategy=HorovodFabricStrategy())
+        fabric.launch()
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.25))
+        fabric.backward(model(torch.tensor([[4.0 * fabric.global_rank]])).sum())  # the gradients are 0 and 4
+        optimizer.step()
+        model.weight.detach()  # -> [[0.5]]
+    """
 
     def __init__(self, *, optimizer_options: dict[str, Any] | None = None, **options: Any) -> None:
         options.setdefault("cluster_environment", HorovodEnvironment())

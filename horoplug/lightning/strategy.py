@@ -94,4 +94,36 @@ class HorovodStrategy(StrategyMixin, ParallelStrategy):  # type: ignore[misc]
     options: arguments of every strategy: accelerator, parallel_devices, cluster_environment, checkpoint_io,
         precision_plugin.
 
-    Creating it joins the job, and raises the exceptions of ``hvd.init``."""
+    Creating it joins the job, and raises the exceptions of ``hvd.init``.
+
+    Example, on two ranks:
+
+        import lightning
+        from horoplug.lightning import HorovodStrategy
+
+        class Net(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(1, 1, bias=False)
+                torch.nn.init.ones_(self.layer.weight)
+
+            def training_step(self, batch):
+                return self.layer(batch).sum()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.25)
+
+        model = Net()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            strategy=HorovodStrategy(scale_lr=False),
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        data = torch.utils.data.DataLoader(torch.tensor([[2.0], [2.0]]))  # a batch for each rank
+        trainer.fit(model, data)
+        model.layer.weight.detach()  # -> [[0.5]]
+    """

@@ -14,7 +14,7 @@ from mxnet.base import _LIB, check_call
 
 from horoplug._native import DeviceMemory, Memory
 from horoplug.common import dtypes
-from horoplug.common.ops import CPU, perform
+from horoplug.common.ops import CPU, Documented, perform
 from horoplug.common.opspec import Call, OpSpec
 
 _CODES = {
@@ -57,6 +57,11 @@ class MXNetAdapter:
     """See :class:`horoplug.common.ops.Adapter`."""
 
     tensor_type = mx.nd.NDArray
+    documented = Documented(
+        tensor="a dense NDArray in host memory",
+        dtypes="bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64",
+        make="mx.nd.array",
+    )
     compression = None
 
     def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:

@@ -28,6 +28,12 @@ class CastCompressor(compression.CastCompressor):
 
 
 _DTYPES = {"float16": np.float16, "bfloat16": np.dtype([("bfloat16", np.uint16)])}
-Compression = compression.cast_compressors(CastCompressor, _DTYPES)
+_EXAMPLE = """
+    x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+    packed, dtype = hvd.Compression.fp16.compress(x)
+    packed.dtype.__name__  # -> "float16"
+    hvd.Compression.fp16.decompress(packed, dtype)  # -> [1.0, 2.0] on rank 0, [2.0, 2.0] on rank 1
+"""
+Compression = compression.cast_compressors(CastCompressor, _DTYPES, _EXAMPLE)
 FP16Compressor = Compression.fp16
 BF16Compressor = Compression.bf16

@@ -21,21 +21,43 @@ import mxnet as mx
 import numpy as np
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import ObjectState, check_alike, initialize_again, run_fn
+from horoplug.common.elastic import (
+    ObjectState,
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+)
 from horoplug.common.objects import broadcast_object
 from horoplug.mxnet.parameters import broadcast_parameters
 
 __all__ = ["MXNetState", "run"]
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is its state (an :class:`MXNetState`, or any
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorator of a training function (``func``) whose first argument is its state (an :class:`MXNetState`, or any
     :class:`horoplug.common.elastic.State`).
 
     When an operation fails because the job is broken, all ranks restore the last ``state.commit()``, initialise again,
     receive the state of rank 0, and call the function again. The function must contain all collective operations of the
     training, and resume from the progress in the state. Other errors are raised to the caller, and so is the tenth
-    failure in a row without a commit."""
+    failure in a row without a commit.
+
+    Returns a function with the same arguments and result, which raises ValueError if the state cannot be sent.
+
+    Example, on two ranks:
+
+        @hvd.elastic.run
+        def train(state, epochs):
+            while state.epoch < epochs:
+                state.params["w"][:] += 1.0
+                state.epoch += 1
+                state.commit()
+            return state.params["w"]
+
+        train(hvd.elastic.MXNetState(params={"w": mx.nd.array([0.0])}, epoch=0), 3)  # -> [3.0]
+    """
     return run_fn(func, initialize_again)
 
 
@@ -43,8 +65,20 @@ class MXNetState(ObjectState):
     """The state of a training run: ``MXNetState(params=net.collect_params(), trainer=trainer, epoch=0)``.
 
     ``params``: Gluon's parameters or a dict of NDArrays, which change in place. ``trainer``: a trainer of Gluon, whose
-    optimizer's state is a part of this state. Each further argument becomes an attribute, as in
-    :class:`ObjectState`."""
+    optimizer's state is a part of this state. Each further argument (``kwargs``) becomes an attribute, as in
+    :class:`ObjectState`.
+
+    Example, on two ranks:
+
+        w = mx.nd.array([1.0])
+        state = hvd.elastic.MXNetState(params={"w": w}, epoch=0)
+        w[:] = 5.0
+        state.epoch = 1
+        state.commit()
+        w[:] = 7.0
+        state.restore()
+        state.epoch, w  # -> (1, [5.0])
+    """
 
     def __init__(self, params: Any = None, trainer: Any = None, **kwargs: Any) -> None:
         self.params = {} if params is None else params

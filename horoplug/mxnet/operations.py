@@ -6,7 +6,7 @@ Horovod's functions for MXNet take their arguments in an order of their own, and
 import inspect
 from typing import Any, Final
 
-from horoplug.common.variants import Function, operations
+from horoplug.common.variants import Function, operation_of, operations
 from horoplug.mxnet.adapter import ADAPTER
 
 _ORDER: Final = {
@@ -46,12 +46,10 @@ def _horovods(function: Function, order: str) -> Function:
     return call
 
 
-def _operation(name: str) -> str:
-    return name.removeprefix("grouped_").removesuffix("_").removesuffix("_async")
-
-
 _FUNCTIONS = {
-    name: _horovods(function, _ORDER[_operation(name)]) if _operation(name) in _ORDER else function
+    name: _horovods(function, _ORDER[operation_of(name)])
+    if operation_of(name) in _ORDER
+    else function
     for name, function in operations(ADAPTER, __name__).items()
 }
 globals().update(_FUNCTIONS)

@@ -2,7 +2,7 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from mxnet.ndarray import NDArray
 
@@ -21,6 +21,9 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -34,6 +37,11 @@ def allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce(x, op=hvd.Sum)  # -> [3.0, 4.0]
     """
 
 def allreduce_async(
@@ -50,6 +58,9 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -64,6 +75,12 @@ def allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0]
     """
 
 def allreduce_(
@@ -79,6 +96,9 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -92,6 +112,12 @@ def allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce_(x, op=hvd.Sum)
+        x  # -> [3.0, 4.0]
     """
 
 def allreduce_async_(
@@ -108,6 +134,9 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -122,6 +151,13 @@ def allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async_(x, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0]
     """
 
 def grouped_allreduce(
@@ -138,6 +174,9 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -151,6 +190,11 @@ def grouped_allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce([x, x], op=hvd.Sum)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async(
@@ -168,6 +212,9 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -182,6 +229,12 @@ def grouped_allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_(
@@ -198,6 +251,9 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -211,6 +267,13 @@ def grouped_allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        y = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce_([x, y], op=hvd.Sum)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async_(
@@ -228,6 +291,9 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+        float32, float64.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -242,6 +308,14 @@ def grouped_allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        y = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async_([x, y], op=hvd.Sum)
+        hvd.synchronize(handle)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def allgather(
@@ -254,6 +328,9 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -262,6 +339,11 @@ def allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank()])
+        hvd.allgather(x)  # -> [1.0, 2.0]
     """
 
 def allgather_async(
@@ -274,6 +356,9 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -283,6 +368,12 @@ def allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank()])
+        handle = hvd.allgather_async(x)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def grouped_allgather(
@@ -295,6 +386,9 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -303,6 +397,11 @@ def grouped_allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank()])
+        hvd.grouped_allgather([x, x])  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def grouped_allgather_async(
@@ -316,6 +415,9 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -325,6 +427,12 @@ def grouped_allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank()])
+        handle = hvd.grouped_allgather_async([x, x])
+        hvd.synchronize(handle)  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def broadcast(
@@ -337,6 +445,8 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -345,6 +455,11 @@ def broadcast(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast(x, root_rank=0)  # -> [1.0, 2.0]
     """
 
 def broadcast_async(
@@ -358,6 +473,8 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -367,6 +484,12 @@ def broadcast_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def broadcast_(
@@ -379,6 +502,8 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -387,6 +512,12 @@ def broadcast_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast_(x, root_rank=0)
+        x  # -> [1.0, 2.0]
     """
 
 def broadcast_async_(
@@ -400,6 +531,8 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -409,21 +542,32 @@ def broadcast_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async_(x, root_rank=0)
+        hvd.synchronize(handle)
+        x  # -> [1.0, 2.0]
     """
 
+@overload
 def alltoall(
     tensor: NDArray,
-    splits: Any = None,
+    splits: None = None,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = ...,
-) -> NDArray | tuple[NDArray, NDArray]:
+) -> NDArray:
     """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
     the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
     ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -432,8 +576,21 @@ def alltoall(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        hvd.alltoall(x)  # -> [0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1
     """
 
+@overload
+def alltoall(
+    tensor: NDArray,
+    splits: Any,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = ...,
+) -> tuple[NDArray, NDArray]: ...
 def alltoall_async(
     tensor: NDArray,
     splits: Any = None,
@@ -448,6 +605,9 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     priority: accepted for compatibility with Horovod, and has no effect.
@@ -457,6 +617,12 @@ def alltoall_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        handle = hvd.alltoall_async(x)
+        hvd.synchronize(handle)  # -> ([0.0, 10.0], [1, 1]) on rank 0, ([1.0, 11.0], [1, 1]) on rank 1
     """
 
 def reducescatter(
@@ -472,6 +638,8 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -483,6 +651,11 @@ def reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.reducescatter(x, op=hvd.Sum)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def reducescatter_async(
@@ -499,6 +672,8 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -511,6 +686,12 @@ def reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reducescatter_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def grouped_reducescatter(
@@ -527,6 +708,8 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -538,6 +721,11 @@ def grouped_reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_reducescatter([x, x], op=hvd.Sum)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def grouped_reducescatter_async(
@@ -555,6 +743,8 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -567,6 +757,12 @@ def grouped_reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_reducescatter_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def reduce(
@@ -582,6 +778,8 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -592,6 +790,11 @@ def reduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.reduce(x, root_rank=0, op=hvd.Sum)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async(
@@ -608,6 +811,8 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -619,6 +824,12 @@ def reduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_(
@@ -634,6 +845,8 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -644,6 +857,12 @@ def reduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.reduce_(x, root_rank=0, op=hvd.Sum)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async_(
@@ -660,6 +879,8 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -671,6 +892,13 @@ def reduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async_(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def gather(
@@ -684,6 +912,9 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -691,6 +922,11 @@ def gather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank()])
+        hvd.gather(x, root_rank=0)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def gather_async(
@@ -704,6 +940,9 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -712,6 +951,12 @@ def gather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0 + hvd.rank()])
+        handle = hvd.gather_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def scatter(
@@ -727,6 +972,9 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -734,6 +982,11 @@ def scatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0, 2.0])
+        hvd.scatter(x, root_rank=0)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def scatter_async(
@@ -750,6 +1003,9 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
+    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -758,6 +1014,12 @@ def scatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = mx.nd.array([1.0, 2.0])
+        handle = hvd.scatter_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def send(
@@ -770,12 +1032,21 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
+    tensor: a dense NDArray in host memory, of the shape and dtype that the recv of the other rank
+        has. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(mx.nd.array([0.0, 0.0]), source=1 - hvd.rank())
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        hvd.send(x, dest=1 - hvd.rank())
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def send_async(
@@ -789,6 +1060,8 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the shape and dtype that the recv of the other rank
+        has. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -796,6 +1069,14 @@ def send_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(mx.nd.array([0.0, 0.0]), source=1 - hvd.rank())
+        x = mx.nd.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.send_async(x, dest=1 - hvd.rank())
+        hvd.synchronize(handle)
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def recv(
@@ -809,12 +1090,22 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
+    tensor: a dense NDArray in host memory, of the shape and dtype that the other rank sends.
+        Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(mx.nd.array([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = mx.nd.array([0.0, 0.0])
+        hvd.recv(x, source=1 - hvd.rank())
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """
 
 def recv_async(
@@ -828,6 +1119,8 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense NDArray in host memory, of the shape and dtype that the other rank sends.
+        Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -835,4 +1128,13 @@ def recv_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(mx.nd.array([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = mx.nd.array([0.0, 0.0])
+        handle = hvd.recv_async(x, source=1 - hvd.rank())
+        hvd.synchronize(handle)
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """

@@ -5,6 +5,7 @@ from typing import Any
 
 import mxnet as mx
 
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.mxnet.compression import Compression
 from horoplug.mxnet.gradients import Settings, average
@@ -21,7 +22,19 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     ``optimizer``: an optimizer of MXNet, whose attributes this one has. ``gradient_predivide_factor``: gradients are
     divided by it before the sum and multiplied by it after the average. ``num_groups``: the number of groups of
     gradients that are reduced together. ``process_set``: the ranks that take part; others update with their own
-    gradients."""
+    gradients.
+
+    Raises ValueError for invalid arguments. ``update`` raises HorovodInternalError if a rank has failed.
+
+    Example, on two ranks:
+
+        sgd = mx.optimizer.create("sgd", learning_rate=0.25 * hvd.size())
+        optimizer = hvd.DistributedOptimizer(sgd)
+        w = mx.nd.array([1.0, 1.0])
+        gradient = mx.nd.array([3.0, 3.0]) * hvd.rank()  # 0 and 3
+        optimizer.update(0, w, gradient, optimizer.create_state(0, w))
+        w  # -> [0.25, 0.25]
+    """
 
     def __init__(
         self,
@@ -90,14 +103,27 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     several trainers.
 
     ``step`` raises ValueError for a parameter with a sparse gradient or on several devices, and HorovodInternalError if
-    a rank has failed or the ranks have different parameters."""
+    a rank has failed or the ranks have different parameters.
+
+    Example, on two ranks:
+
+        net = mx.gluon.nn.Dense(1, use_bias=False, in_units=2)
+        net.initialize(mx.init.One())
+        options = {"learning_rate": 0.25 * hvd.size()}
+        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", options)
+        with mx.autograd.record():
+            loss = net(mx.nd.array([[3.0, 3.0]]) * hvd.rank())  # the gradients are 0 and 3
+        loss.backward()
+        trainer.step(1)
+        net.weight.data()  # -> [[0.25, 0.25]]
+    """
 
     def __init__(
         self,
         params: Any,
         optimizer: Any,
         optimizer_params: dict[str, Any] | None = None,
-        compression: Any = Compression.none,
+        compression: AnyCompressor = Compression.none,
         gradient_predivide_factor: float = 1.0,
         prefix: str | None = None,
         num_groups: int = 0,

@@ -15,13 +15,20 @@ _Deferred = mx.gluon.parameter.DeferredInitializationError
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Give all ranks the parameters of a rank.
+    """Give all ranks the parameters of rank `root_rank` (a global rank).
 
     ``params``: a dict of NDArrays, as ``Module.get_params()`` has, or of Gluon's parameters, as
     ``Block.collect_params()`` returns. A parameter whose shape is not known yet is sent when it is initialised.
     ``prefix``: begins the names of the operations, for a program that calls this function for several models.
 
-    Raises ValueError for other kinds of ``params``, and HorovodInternalError if a rank has failed."""
+    Raises ValueError for other kinds of ``params``, and HorovodInternalError if a rank has failed.
+
+    Example, on two ranks:
+
+        params = {"w": mx.nd.array([1.0 + hvd.rank(), 2.0])}
+        hvd.broadcast_parameters(params, root_rank=0)
+        params["w"]  # -> [1.0, 2.0]
+    """
     if not isinstance(params, Mapping) and not hasattr(params, "items"):
         raise ValueError(
             f"params is a {type(params).__name__}; pass net.collect_params(), or a dict of NDArrays"

@@ -8,7 +8,7 @@ import numpy as np
 from horoplug._native import DeviceMemory, Memory, address_of
 from horoplug.common import dtypes
 from horoplug.common.arguments import check_mask
-from horoplug.common.ops import CPU, perform
+from horoplug.common.ops import CPU, Documented, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.numpy import cuda
 
@@ -51,6 +51,12 @@ class NumpyAdapter:
     A tensor of any other class than ``np.ndarray`` is on a GPU: see :mod:`horoplug.numpy.cuda`."""
 
     tensor_type = np.ndarray
+    documented = Documented(
+        tensor="a NumPy array or an array on a GPU (not in place: or a number or a list of numbers)",
+        dtypes="bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, "
+        "float8_e4m3fn and float8_e5m2",
+        make="np.array",
+    )
     compression = None
 
     def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:

@@ -2,14 +2,18 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias, overload
 
-from numpy import ndarray
+from numpy import generic, ndarray
 
 from horoplug.common.process_sets import ProcessSet
 
+Values: TypeAlias = (
+    ndarray[Any, Any] | generic | complex | Sequence[complex] | Sequence[Sequence[complex]]
+)
+
 def allreduce(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -20,6 +24,10 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -32,10 +40,15 @@ def allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce(x, op=hvd.Sum)  # -> [3.0, 4.0]
     """
 
 def allreduce_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -47,6 +60,10 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -60,6 +77,12 @@ def allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0]
     """
 
 def allreduce_(
@@ -74,6 +97,10 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -86,6 +113,12 @@ def allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce_(x, op=hvd.Sum)
+        x  # -> [3.0, 4.0]
     """
 
 def allreduce_async_(
@@ -101,6 +134,10 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -114,10 +151,17 @@ def allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async_(x, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0]
     """
 
 def grouped_allreduce(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -129,6 +173,9 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -141,10 +188,15 @@ def grouped_allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce([x, x], op=hvd.Sum)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -157,6 +209,9 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -170,6 +225,12 @@ def grouped_allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_(
@@ -185,6 +246,9 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -197,6 +261,13 @@ def grouped_allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        y = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce_([x, y], op=hvd.Sum)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async_(
@@ -213,6 +284,9 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -226,10 +300,18 @@ def grouped_allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        y = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async_([x, y], op=hvd.Sum)
+        hvd.synchronize(handle)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def allgather(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> ndarray[Any, Any]:
@@ -237,6 +319,10 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -244,10 +330,15 @@ def allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        hvd.allgather(x)  # -> [1.0, 2.0]
     """
 
 def allgather_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
@@ -255,6 +346,10 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -263,10 +358,16 @@ def allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        handle = hvd.allgather_async(x)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def grouped_allgather(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> list[ndarray[Any, Any]]:
@@ -274,6 +375,9 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -281,10 +385,15 @@ def grouped_allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        hvd.grouped_allgather([x, x])  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def grouped_allgather_async(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     process_set: ProcessSet = ...,
 ) -> int:
@@ -293,6 +402,9 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
+        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -301,10 +413,16 @@ def grouped_allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        handle = hvd.grouped_allgather_async([x, x])
+        hvd.synchronize(handle)  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def broadcast(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -312,6 +430,10 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -319,10 +441,15 @@ def broadcast(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast(x, root_rank=0)  # -> [1.0, 2.0]
     """
 
 def broadcast_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -331,6 +458,10 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -339,6 +470,12 @@ def broadcast_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def broadcast_(
@@ -350,6 +487,10 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -357,6 +498,12 @@ def broadcast_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast_(x, root_rank=0)
+        x  # -> [1.0, 2.0]
     """
 
 def broadcast_async_(
@@ -369,6 +516,10 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -377,20 +528,32 @@ def broadcast_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async_(x, root_rank=0)
+        hvd.synchronize(handle)
+        x  # -> [1.0, 2.0]
     """
 
+@overload
 def alltoall(
-    tensor: ndarray[Any, Any],
-    splits: Any = None,
+    tensor: Values,
+    splits: None = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> ndarray[Any, Any] | tuple[ndarray[Any, Any], ndarray[Any, Any]]:
+) -> ndarray[Any, Any]:
     """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
     the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
     ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -398,10 +561,22 @@ def alltoall(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        hvd.alltoall(x)  # -> [0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1
     """
 
+@overload
+def alltoall(
+    tensor: Values,
+    splits: Any,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> tuple[ndarray[Any, Any], ndarray[Any, Any]]: ...
 def alltoall_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -413,6 +588,10 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -421,10 +600,16 @@ def alltoall_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        handle = hvd.alltoall_async(x)
+        hvd.synchronize(handle)  # -> ([0.0, 10.0], [1, 1]) on rank 0, ([1.0, 11.0], [1, 1]) on rank 1
     """
 
 def reducescatter(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -435,6 +620,10 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -445,10 +634,15 @@ def reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.reducescatter(x, op=hvd.Sum)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def reducescatter_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -460,6 +654,10 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -471,10 +669,16 @@ def reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reducescatter_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def grouped_reducescatter(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -486,6 +690,9 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -496,10 +703,15 @@ def grouped_reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_reducescatter([x, x], op=hvd.Sum)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def grouped_reducescatter_async(
-    tensors: Sequence[ndarray[Any, Any]],
+    tensors: Sequence[Values],
     name: str | None = None,
     op: int = 0,
     process_set: ProcessSet = ...,
@@ -512,6 +724,9 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
+        bfloat16, float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -523,10 +738,16 @@ def grouped_reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_reducescatter_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def reduce(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     op: int = 0,
     name: str | None = None,
@@ -538,6 +759,10 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -548,10 +773,15 @@ def reduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.reduce(x, root_rank=0, op=hvd.Sum)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     op: int = 0,
     name: str | None = None,
@@ -564,6 +794,10 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -575,6 +809,12 @@ def reduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_(
@@ -590,6 +830,10 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -600,6 +844,12 @@ def reduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.reduce_(x, root_rank=0, op=hvd.Sum)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async_(
@@ -616,6 +866,10 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
+        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -627,10 +881,17 @@ def reduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async_(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def gather(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -640,6 +901,10 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -647,10 +912,15 @@ def gather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        hvd.gather(x, root_rank=0)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def gather_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = ...,
@@ -660,6 +930,10 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -668,10 +942,16 @@ def gather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0 + hvd.rank()])
+        handle = hvd.gather_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def scatter(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     splits: Any = None,
     name: str | None = None,
@@ -683,6 +963,10 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -690,10 +974,15 @@ def scatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0, 2.0])
+        hvd.scatter(x, root_rank=0)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def scatter_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     root_rank: int,
     splits: Any = None,
     name: str | None = None,
@@ -706,6 +995,10 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -714,10 +1007,16 @@ def scatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = np.array([1.0, 2.0])
+        handle = hvd.scatter_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def send(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     dest: int,
     tag: int = 0,
     name: str | None = None,
@@ -726,16 +1025,27 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(np.array([0.0, 0.0]), source=1 - hvd.rank())
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        hvd.send(x, dest=1 - hvd.rank())
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def send_async(
-    tensor: ndarray[Any, Any],
+    tensor: Values,
     dest: int,
     tag: int = 0,
     name: str | None = None,
@@ -745,6 +1055,10 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -752,6 +1066,14 @@ def send_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(np.array([0.0, 0.0]), source=1 - hvd.rank())
+        x = np.array([1.0 + hvd.rank(), 2.0])
+        handle = hvd.send_async(x, dest=1 - hvd.rank())
+        hvd.synchronize(handle)
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def recv(
@@ -765,12 +1087,24 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(np.array([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = np.array([0.0, 0.0])
+        hvd.recv(x, source=1 - hvd.rank())
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """
 
 def recv_async(
@@ -784,6 +1118,10 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
+        the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+        float8_e5m2.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -791,4 +1129,13 @@ def recv_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(np.array([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = np.array([0.0, 0.0])
+        handle = hvd.recv_async(x, source=1 - hvd.rank())
+        hvd.synchronize(handle)
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """

@@ -16,7 +16,15 @@ NO_NODE = (
 
 
 class RayHostDiscovery(HostDiscovery):
-    """The live nodes of the cluster, with as many slots as workers fit on each when nothing else runs."""
+    """The live nodes of the cluster, with as many slots as workers fit on each when nothing else runs.
+
+    Example, in a cluster:
+
+        from horoplug.ray.elastic import RayHostDiscovery
+
+        slots = RayHostDiscovery(cpus_per_slot=1).find_available_hosts_and_slots()
+        all(number >= 1 for number in slots.values())  # -> True
+    """
 
     def __init__(
         self,

@@ -215,7 +215,23 @@ class ElasticAdapter:
 
 
 class ElasticRayExecutor:
-    """Runs a function as an elastic job: actors that fail are replaced, and actors follow the nodes of the cluster."""
+    """Runs a function as an elastic job: actors that fail are replaced, and actors follow the nodes of the cluster.
+
+    Example, in a cluster with two CPUs:
+
+        from horoplug.ray import ElasticRayExecutor
+
+        def work():
+            import horoplug as hvd
+
+            hvd.init()
+            return hvd.rank()
+
+        settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2)
+        executor = ElasticRayExecutor(settings)
+        executor.start()
+        executor.run(work)  # -> [0, 1]
+    """
 
     @staticmethod
     def create_settings(

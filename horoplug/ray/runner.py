@@ -62,7 +62,23 @@ class Adapter(Protocol):
 
 
 class RayExecutor:
-    """Runs functions on actors of Ray, which are the ranks of a job. May be used as a context manager."""
+    """Runs functions on actors of Ray, which are the ranks of a job. May be used as a context manager.
+
+    Example, in a cluster with two CPUs:
+
+        from horoplug.ray import RayExecutor
+
+        def work(factor):
+            import horoplug as hvd
+
+            hvd.init()
+            return hvd.rank() * factor
+
+        with RayExecutor(RayExecutor.create_settings(timeout_s=60), num_workers=2) as executor:
+            executor.start()
+            results = executor.run(work, args=[10])
+        results  # -> [0, 10]
+    """
 
     @classmethod
     def create_settings(

@@ -37,7 +37,15 @@ class HoroplugConfig(BackendConfig):  # type: ignore[misc]
 
     ``timeout_s``: seconds that the ranks wait for each other in ``init()``; ``env_vars``: environment variables of the
     workers, such as settings of horoplug; ``nics``: the name of the network interface to use, as a set; None: it is
-    found automatically."""
+    found automatically.
+
+    Example:
+
+        from horoplug.ray.train import HoroplugConfig
+
+        config = HoroplugConfig(timeout_s=60, env_vars={"HOROVOD_TIMELINE": "timeline.json"})
+        config.timeout_s  # -> 60
+    """
 
     timeout_s: float = 300
     env_vars: Mapping[str, str] | None = None
@@ -95,7 +103,31 @@ def _node_id() -> str:
 
 
 class HoroplugTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """Runs a training function on the workers of Ray Train, as the ranks of a job of horoplug."""
+    """Runs a training function on the workers of Ray Train, as the ranks of a job of horoplug.
+
+    ``datasets``, ``dataset_config`` and ``kwargs`` are arguments of Ray's ``TorchTrainer``.
+
+    Example, in a cluster with three CPUs:
+
+        import os
+
+        import ray.train
+        from horoplug.ray.train import HoroplugConfig, HoroplugTrainer
+
+        def work():
+            import horoplug as hvd
+
+            hvd.init()
+            ray.train.report({"loss": 0.5})
+
+        trainer = HoroplugTrainer(
+            work,
+            horoplug_config=HoroplugConfig(timeout_s=60),
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(storage_path=os.getcwd()),
+        )
+        trainer.fit().error  # -> None
+    """
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from horoplug.base.pickling import why_not
 
@@ -32,6 +32,7 @@ _LAUNCHER = """import sys
 sys.path[:] = filter(None, sys.path)
 from horoplug.runner.run_launcher import main
 sys.exit(main(sys.argv[1:]))"""
+_Result = TypeVar("_Result")
 _END_SECONDS = 30.0  # limit for the launcher to end after SIGTERM
 
 
@@ -39,7 +40,19 @@ class RankError(RuntimeError):
     """The function of :func:`run` did not return on every rank.
 
     ``rank``: the rank that failed first, None if no rank failed; ``traceback``: the text of its exception's traceback,
-    empty without an exception. If the exception could be pickled, it is the ``__cause__``."""
+    empty without an exception. If the exception could be pickled, it is the ``__cause__``.
+
+    Example:
+
+        def fail():
+            raise ValueError("no data")
+
+        try:
+            horoplug.run(fail, num_proc=2)
+        except horoplug.RankError as error:
+            found = error.rank in (0, 1), str(error.__cause__)
+        found  # -> (True, "no data")
+    """
 
     def __init__(self, message: str, rank: int | None = None, traceback: str = "") -> None:
         super().__init__(message)
@@ -51,7 +64,7 @@ class RankError(RuntimeError):
 
 
 def run(
-    func: Callable[..., Any],
+    func: Callable[..., _Result],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
@@ -81,24 +94,47 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     prefix_output_with_timestamp: bool = False,
-) -> list[Any]:
+) -> list[_Result]:
     """Call ``func(*args, **kwargs)`` on ``num_proc`` processes at once, and return the results by rank.
 
     The function may be defined in a notebook cell. The output of the ranks appears in ``sys.stdout`` and ``sys.stderr``
     while they run, with the rank before each line. ``executable``: the ranks' Python, of the same version as this one;
     ``env``: environment variables to use instead of this process's own; ranks on other hosts get those that it changes,
-    and otherwise those that ``horovodrun`` forwards. The other arguments are flags of
-    ``horovodrun``. ``np``, ``min_np`` and ``max_np`` are the former names of ``num_proc``, ``min_num_proc`` and
-    ``max_num_proc``.
+    and otherwise those that ``horovodrun`` forwards. ``np``, ``min_np`` and ``max_np`` are the former names of
+    ``num_proc``, ``min_num_proc`` and ``max_num_proc``.
+
+    The other arguments are flags of ``horovodrun``:
+
+    hosts, hostfile: where the ranks run, such as "a:2,b:2", or a file with a host in each line; by default on this one.
+    start_timeout: seconds until all ranks must have connected (30).
+    network_interface, network_interfaces: the interfaces that connect hosts, by name.
+    ssh_port, ssh_identity_file: for the connections to other hosts.
+    output_filename: a folder, to which the output is also written.
+    prefix_output_with_timestamp: print the time before every line.
+    verbose: print what the launcher does.
+    use_gloo, use_mpi: start the ranks without MPI (the default), or with mpirun; mpi_args: further arguments for it.
+    disable_cache: accepted for compatibility with Horovod, and has no effect.
 
     ``min_num_proc``, ``max_num_proc`` and ``host_discovery_script`` make the job elastic: a process that fails is
     replaced, and the results are those of the last membership, by rank. ``slots`` (of each host that the script prints
-    without a number), ``reset_limit`` and ``cooldown_range`` (two numbers) have no effect in other jobs.
+    without a number), ``reset_limit`` (how often the job may be formed again) and ``cooldown_range`` (the least and the
+    most seconds for which a failed host is not used) have no effect in other jobs.
 
     Errors: RankError if the function raises an exception on a rank, if a rank ends otherwise, or if a result cannot be
     pickled, in an elastic job only once the job has failed; TypeError if the function or an
     argument cannot be pickled; ValueError with a one-line message for invalid arguments;
-    KeyboardInterrupt, after all ranks have ended."""
+    KeyboardInterrupt, after all ranks have ended.
+
+    Example:
+
+        def work(factor):
+            import horoplug as hvd
+
+            hvd.init()
+            return hvd.rank() * factor
+
+        horoplug.run(work, args=(10,), num_proc=2)  # -> [0, 10]
+    """
     if not callable(func):
         raise TypeError(f"horoplug.run wants a function, not {func!r}")
     if use_gloo and use_mpi:

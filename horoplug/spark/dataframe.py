@@ -53,8 +53,22 @@ def run_on_dataframe(
     ``"equal"``: all ranks end with the first one, and the rest is not used; the ranks agree before each batch. Both
     count on ``init()`` before the first batch, and on reading up to the end.
 
-    The other arguments and errors are those of :func:`horoplug.spark.run`; besides, ValueError for data without rows,
-    and RankError if a partition cannot be computed."""
+    The other arguments are those of :func:`horoplug.spark.run.run`; ``start_timeout`` is in seconds. Raises its
+    exceptions, ValueError for data without rows, and RankError if a partition cannot be computed.
+
+    Example, with an active Spark session:
+
+        import pyspark.sql
+
+        def count(batches):
+            import horoplug as hvd
+
+            hvd.init()
+            return sum(batch.num_rows for batch in batches)
+
+        frame = pyspark.sql.SparkSession.getActiveSession().range(10)
+        sum(horoplug.spark.run_on_dataframe(frame, count, num_proc=2))  # -> 10
+    """
     caller = "run_on_dataframe"
     context = active_context()
     if uneven not in _UNEVEN:

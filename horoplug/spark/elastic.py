@@ -70,8 +70,28 @@ def run_elastic(
     executor is lost, is replaced; Spark gives up a task that has lost ``spark.task.maxFailures`` executors.
     ``elastic_timeout``: seconds that the job waits for ``min_num_proc`` processes after a failure, None:
     HOROVOD_ELASTIC_TIMEOUT; ``reset_limit``: how often the job may be formed again. ``min_np`` and ``max_np`` are
-    former names. The other arguments and errors are those of :func:`horoplug.spark.run`, RankError only once the job
-    has failed."""
+    former names.
+
+    The other arguments are those of :func:`horoplug.spark.run.run`; ``start_timeout`` is in seconds. Raises its
+    exceptions, RankError only once the job has failed.
+
+    Example, with an active Spark session:
+
+        def work(epochs):
+            import horoplug.torch as hvd
+
+            @hvd.elastic.run
+            def train(state):
+                while state.epoch < epochs:
+                    state.epoch += 1
+                    state.commit()
+                return state.epoch
+
+            hvd.init()
+            return train(hvd.elastic.TorchState(epoch=0))
+
+        horoplug.spark.run_elastic(work, args=(3,), num_proc=2)  # -> [3, 3]
+    """
     context = active_context()
     size = context.defaultParallelism if num_proc is None else num_proc
     least = _first(min_num_proc, min_np, size)

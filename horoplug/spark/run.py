@@ -41,12 +41,24 @@ def run(
     HOROVOD_SPARK_START_TIMEOUT or 600; ``env``: variables for the ranks, in addition to those of Spark's workers and
     the driver's ``HOROVOD_*`` and ``HOROPLUG_*``; ``stdout``, ``stderr``: files for the ranks' output, None: this
     process's; ``verbose``: from 2 on, say which rank runs where; ``nics``: network interfaces to use; ``executable``:
-    the ranks' Python, of the driver's version, None: that of Spark's workers. ``use_gloo`` and ``extra_mpi_args`` have
-    no effect.
+    the ranks' Python, of the driver's version, None: that of Spark's workers. ``prefix_output_with_timestamp``: print
+        the time before every line. ``use_mpi``: only False; ``use_gloo`` and
+    ``extra_mpi_args`` have no effect.
 
     Errors: RankError if the function raises an exception on a rank, or a rank or its executor ends; ValueError and
     TypeError for wrong arguments, too few slots, or a function that cannot be pickled; RuntimeError without a Spark
-    session, or if Spark cannot start the tasks. The job is over when the call ends, also by KeyboardInterrupt."""
+    session, or if Spark cannot start the tasks. The job is over when the call ends, also by KeyboardInterrupt.
+
+    Example, with an active Spark session:
+
+        def work(factor):
+            import horoplug as hvd
+
+            hvd.init()
+            return hvd.rank() * factor
+
+        horoplug.spark.run(work, args=(10,), num_proc=2)  # -> [0, 10]
+    """
     context = active_context()
     _check_mpi(use_mpi, extra_mpi_args)
     size = context.defaultParallelism if num_proc is None else num_proc

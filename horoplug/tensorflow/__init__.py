@@ -8,7 +8,7 @@ optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_
 hvd.broadcast_variables(model.variables, root_rank=0)  # once, after the first step
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import tensorflow as _tensorflow  # noqa: F401
@@ -45,10 +45,13 @@ from horoplug.tensorflow.util import (
 from horoplug.tensorflow.util import refs_to_vars as refs_to_vars
 from horoplug.tensorflow.util import vars_to_refs as vars_to_refs
 
+if TYPE_CHECKING:
+    from horoplug.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
+else:
 
-def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # imports Keras, an optional dependency
-        from horoplug.tensorflow.sync_batch_norm import SyncBatchNormalization
+    def __getattr__(name: str) -> Any:
+        if name == "SyncBatchNormalization":  # imports Keras, an optional dependency
+            from horoplug.tensorflow.sync_batch_norm import SyncBatchNormalization
 
-        return SyncBatchNormalization
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return SyncBatchNormalization
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,10 @@ class CastCompressor(compression.CastCompressor):
         return tf.cast(tensor, dtype)
 
 
-Compression = compression.cast_compressors(CastCompressor, vars(tf))
+_EXAMPLE = """
+    x = tf.constant([1.0 + hvd.rank(), 2.0])
+    hvd.allreduce(x, compression=hvd.Compression.fp16)  # -> [1.5, 2.0]
+"""
+Compression = compression.cast_compressors(CastCompressor, vars(tf), _EXAMPLE)
 FP16Compressor = Compression.fp16
 BF16Compressor = Compression.bf16

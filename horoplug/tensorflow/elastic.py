@@ -20,7 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.common.basics import rank
-from horoplug.common.elastic import check_alike, initialize_again, run_fn, variable_parts
+from horoplug.common.elastic import (
+    Parameters,
+    Result,
+    check_alike,
+    initialize_again,
+    run_fn,
+    variable_parts,
+)
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
 from horoplug.common.keras_seeds import keep_seeds
 from horoplug.common.object_state import keep_in_place
@@ -37,14 +44,30 @@ keep_in_place(
 )
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is its state (a :class:`TensorFlowState`, or any
+def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorator of a training function (``func``) whose first argument is its state (a :class:`TensorFlowState`, or any
     :class:`horoplug.common.elastic.State`).
 
     When an operation fails because the job is broken, all ranks restore the last ``state.commit()``, initialise again,
     receive the state of rank 0, and call the function again. The function must contain all collective operations of the
     training, and resume from the progress in the state. Other errors are raised to the caller, and so is the tenth
-    failure in a row without a commit."""
+    failure in a row without a commit.
+
+    Returns a function with the same arguments and result, which raises ValueError if the state cannot be sent, and what
+    ``func`` raises.
+
+    Example, on two ranks:
+
+        @hvd.elastic.run
+        def train(state, steps):
+            while state.step < steps:
+                state.variables[0].assign_add(1.0)
+                state.step += 1
+                state.commit()
+            return state.step
+
+        train(hvd.elastic.TensorFlowState([tf.Variable(0.0)], step=0), 3)  # -> 3
+    """
     return run_fn(func, initialize_again, is_failure)
 
 
@@ -54,7 +77,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 class TensorFlowState(InPlaceState):
-    """The state of a training run: variables, and Python objects as attributes (``epoch=0``).
+    """The state of a training run: variables, and Python objects (``kwargs``) as attributes (``epoch=0``).
 
     ``variables``: in a graph of TensorFlow 1, by default all variables of the graph, with their values in ``session``
     (by default the current session). The graph must not be finalized. Raises ValueError without variables in eager
@@ -66,7 +89,19 @@ class TensorFlowState(InPlaceState):
     one that has got furthest; then all compare a checksum of the parameters. Create the state before the first step,
     change these variables by the optimizer only, and call ``commit()`` directly after each step: if an operation fails
     between the two, that step's batch is repeated. Other variables and objects return to the last commit. Raises
-    ValueError without such an optimizer, for one that accumulates gradients, and in a graph of TensorFlow 1."""
+    ValueError without such an optimizer, for one that accumulates gradients, and in a graph of TensorFlow 1.
+
+    Example, on two ranks:
+
+        variable = tf.Variable([1.0])
+        state = hvd.elastic.TensorFlowState([variable], step=0)
+        variable.assign([5.0])
+        state.step = 1
+        state.commit()
+        variable.assign([7.0])
+        state.restore()
+        state.step, variable  # -> (1, [5.0])
+    """
 
     _progress: TensorFlowProgress | None = None
 
@@ -179,8 +214,21 @@ class TensorFlowState(InPlaceState):
 class TensorFlowKerasState(TensorFlowState):
     """The state of a training run with a model of ``tf.keras`` and its optimizer (by default the model's own).
 
-    ``backend`` is accepted for compatibility with Horovod and has no effect. Variables that the model or the optimizer
-    creates later are part of the state from the next commit on. ``rollback``: see :class:`TensorFlowState`."""
+    ``kwargs``: further attributes. ``backend`` is accepted for compatibility with Horovod and has no effect. Variables
+    that the model or the optimizer creates later are part of the state from the next commit on. ``rollback``: see
+    :class:`TensorFlowState`.
+
+    Example, on two ranks:
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)])
+        model.build((None, 1))
+        model.compile(tf.keras.optimizers.SGD(0.1), loss="mse")
+        state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+        model.layers[0].kernel.assign([[5.0]])
+        state.epoch = 1
+        state.restore()  # nothing was committed
+        state.epoch, model.layers[0].kernel  # -> (0, [[1.0]])
+    """
 
     def __init__(
         self,

@@ -33,7 +33,17 @@ def broadcast_variables(
     ``variables``: variables of TensorFlow or Keras, in the same order on every rank. In a graph, the result is the
     operation that overwrites them.
 
-    ``inplace`` is accepted for compatibility with Horovod and has no effect."""
+    ``inplace`` is accepted for compatibility with Horovod and has no effect.
+
+    ``process_set``: by default all ranks of the job. Raises TypeError for what is not a list of variables, and the
+    exceptions of :func:`broadcast_`.
+
+    Example, on two ranks:
+
+        variable = tf.Variable([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast_variables([variable], root_rank=0)
+        variable  # -> [1.0, 2.0]
+    """
     if hasattr(variables, "assign") or not isinstance(variables, Iterable):
         raise TypeError(
             f"broadcast_variables takes a list of variables, such as model.variables, got {shown(variables)}."
@@ -46,7 +56,19 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> Any:
     """The operation that broadcasts all variables of a graph of TensorFlow 1 from rank `root_rank`.
 
-    Raises RuntimeError in eager mode, in which TensorFlow has no list of variables."""
+    Raises RuntimeError in eager mode, in which TensorFlow has no list of variables.
+
+    Example, on two ranks:
+
+        hvd.broadcast_global_variables(root_rank=0)  # raises RuntimeError
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            variable = tf.compat.v1.Variable([1.0 + hvd.rank(), 2.0], use_resource=True)
+            broadcast = hvd.broadcast_global_variables(root_rank=0)
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(broadcast)
+            value = session.run(variable)
+        value  # -> [1.0, 2.0]
+    """
     if tf.executing_eagerly():
         raise RuntimeError(
             "broadcast_global_variables is for graphs of TensorFlow 1; use broadcast_variables(model.variables, "
@@ -83,10 +105,19 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the object of rank `root_rank` on every rank. Objects of other ranks are ignored. The object must be
-    picklable.
+    """Returns the object (``obj``) of rank `root_rank` on every rank. Objects of other ranks are ignored. The object
+    must be picklable.
 
-    ``session`` is accepted for compatibility with Horovod and has no effect."""
+    ``session`` is accepted for compatibility with Horovod and has no effect.
+
+    ``name`` pairs the calls of the ranks. ``process_set``: by default all ranks of the job. Raises the exceptions of
+    :func:`horoplug.broadcast_object`.
+
+    Example, on two ranks:
+
+        settings = {"epochs": 3} if hvd.rank() == 0 else None
+        hvd.broadcast_object(settings, root_rank=0)  # -> {"epochs": 3}
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -98,7 +129,16 @@ def broadcast_object_fn(
 ) -> Callable[[Any], Any]:
     """Returns a function that calls :func:`broadcast_object` with these arguments.
 
-    ``session`` is accepted for compatibility with Horovod and has no effect."""
+    ``session`` is accepted for compatibility with Horovod and has no effect.
+
+    ``root_rank``, ``name`` and ``process_set``: see :func:`broadcast_object`. Raises nothing; the function raises the
+    exceptions of :func:`broadcast_object`.
+
+    Example, on two ranks:
+
+        broadcast = hvd.broadcast_object_fn(root_rank=0)
+        broadcast({"rank": hvd.rank()})  # -> {"rank": 0}
+    """
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -112,7 +152,15 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Returns the objects of all ranks of the set in rank order. They must be picklable.
+    """Returns the objects (``obj``) of all ranks of the set in rank order. They must be picklable.
 
-    ``session`` is accepted for compatibility with Horovod and has no effect."""
+    ``session`` is accepted for compatibility with Horovod and has no effect.
+
+    ``name`` pairs the calls of the ranks. ``process_set``: by default all ranks of the job. Raises the exceptions of
+    :func:`horoplug.allgather_object`.
+
+    Example, on two ranks:
+
+        hvd.allgather_object({"rank": hvd.rank()})  # -> [{"rank": 0}, {"rank": 1}]
+    """
     return objects.allgather_object(obj, name, process_set)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
@@ -77,7 +78,7 @@ def DistributedGradientTape(
     gradtape: Tape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -99,7 +100,15 @@ def DistributedGradientTape(
     scale_local_gradients: divide the gradients of local sources (``register_local_source``) by the number of ranks,
         like the average.
 
-    Raises ValueError for invalid ``groups``, and for gradient_predivide_factor with another op than Average."""
+    Raises ValueError for invalid ``groups``, and for gradient_predivide_factor with another op than Average.
+
+    Example, on two ranks:
+
+        w = tf.Variable([1.0, 1.0])
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(w * 3.0 * hvd.rank())  # the gradients are 0 and 3
+        tape.gradient(loss, [w])  # -> [[1.5, 1.5]]
+    """
     return _distributed(gradtape, locals())
 
 
@@ -107,7 +116,7 @@ def PartialDistributedGradientTape(
     gradtape: Tape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -118,7 +127,19 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
 ) -> Tape:
     """:func:`DistributedGradientTape` in which the trainable variables of ``local_layers`` (a layer or a list of them)
-    are local sources."""
+    are local sources.
+
+    Returns the tape, whose class derives from that of ``gradtape``. The other arguments are those of
+    :func:`DistributedGradientTape`. Raises its exceptions.
+
+    Example, on two ranks:
+
+        layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        layer.build((None, 2))
+        with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layer) as tape:
+            loss = tf.reduce_sum(layer(tf.ones((1, 2)) * 4.0 * (1 + hvd.rank())))
+        tape.gradient(loss, layer.trainable_weights)  # -> [[[2.0], [2.0]]] on rank 0, [[[4.0], [4.0]]] on rank 1
+    """
     tape: Any = _distributed(gradtape, locals())
     layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:

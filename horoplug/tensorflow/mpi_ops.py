@@ -15,7 +15,7 @@ import tensorflow as tf
 from horoplug.common import calls
 from horoplug.common.api import *  # noqa: F403
 from horoplug.common.arguments import shown
-from horoplug.common.compression import pack
+from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.opspec import BY_NAME, Call
 from horoplug.common.partition import join_parts, split_group
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
@@ -142,7 +142,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -157,6 +157,7 @@ def allreduce(
     result is a ``tf.IndexedSlices``, which may contain an index more than once. Its ``dense_shape`` has to be the same
     on all ranks.
 
+    tensor: a tensor, or what TensorFlow converts to one, of the same shape and dtype on all ranks.
     average: deprecated; True means op=Average, False means op=Sum.
     device_dense, device_sparse: the device on which TensorFlow places the operation.
     compression: an attribute of :class:`Compression`, or a class of your own.
@@ -164,7 +165,18 @@ def allreduce(
     prescale_factor, postscale_factor: factors for each rank's tensor before the reduction, and for the result.
     name: pairs the calls of the ranks.
     process_set: the ranks that take part; by default all ranks of the job.
-    ignore_name_scope: pair the calls by the name of the graph node without its name scopes."""
+    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce(x, op=hvd.Sum)  # -> [3.0, 4.0]
+        hvd.allreduce(x, compression=hvd.Compression.fp16)  # -> [1.5, 2.0]
+    """
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with _device(device_sparse):
@@ -179,7 +191,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -188,7 +200,22 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """:func:`allreduce` of a list of tensors, which succeed or fail together. Each ``tf.IndexedSlices`` among them is
-    reduced separately."""
+    reduced separately.
+
+    tensors: a list; each tensor has the same shape and dtype on all ranks. The result is a list of tensors of these
+        shapes and dtypes.
+
+    The other arguments are those of :func:`allreduce`.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce([x, 2.0 * x], op=hvd.Sum)  # -> [[3.0, 4.0], [6.0, 8.0]]
+    """
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"grouped_allreduce takes a list of tensors, got {type(tensors).__name__}.")
@@ -216,7 +243,21 @@ def allgather(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, which may differ between ranks, in rank order; a scalar
-    counts as one row. Differentiable."""
+    counts as one row. Differentiable.
+
+    tensor: a tensor of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
+    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    process_set: the ranks that take part; by default all ranks of the job.
+    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        hvd.allgather(tf.constant([1.0 + hvd.rank()]))  # -> [1.0, 2.0]
+    """
     call = calls.allgather(name, process_set)
     converted = to_tensor(tensor)
     return run("allgather", [converted], call, ignore_name_scope=ignore_name_scope)[0]
@@ -229,7 +270,23 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """:func:`allgather` of a list of tensors, which succeed or fail together."""
+    """:func:`allgather` of a list of tensors, which succeed or fail together.
+
+    tensors: a list; each tensor has the same dtype on all ranks, and rows of the same shape. The result is a list of
+        tensors.
+    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    process_set: the ranks that take part; by default all ranks of the job.
+    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([1.0 + hvd.rank()])
+        hvd.grouped_allgather([x, 2.0 * x])  # -> [[1.0, 2.0], [2.0, 4.0]]
+    """
     call = calls.allgather(name, process_set)
     results = _run_group("allgather", _converted("allgather", tensors), call, ignore_name_scope)
     return [output for output, _ in results]
@@ -244,7 +301,22 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Send the tensor of rank `root_rank` (a global rank) to every rank. Shapes are the same on all ranks.
-    Differentiable."""
+    Differentiable.
+
+    tensor: a tensor of the same shape and dtype on all ranks, which are those of the result.
+    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    process_set: the ranks that take part; by default all ranks of the job.
+    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast(x, root_rank=0)  # -> [1.0, 2.0]
+    """
     call = calls.broadcast(root_rank, name, process_set)
     converted = to_tensor(tensor)
     return run("broadcast", [converted], call, ignore_name_scope=ignore_name_scope)
@@ -271,7 +343,21 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Overwrite variables (of TensorFlow or Keras) with those of rank `root_rank` (a global rank). Returns the results
-    of their ``assign`` methods, which a session must run in a graph of TensorFlow 1."""
+    of their ``assign`` methods, which a session must run in a graph of TensorFlow 1.
+
+    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    process_set: the ranks that take part; by default all ranks of the job.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        variable = tf.Variable([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast_([variable], root_rank=0)
+        variable  # -> [1.0, 2.0]
+    """
     values = [_value(variable) for variable in variables]
     received = [
         broadcast(value, root_rank, f"{name or 'broadcast_'}.{i}", process_set=process_set)
@@ -290,7 +376,23 @@ def alltoall(
 ) -> Any:
     """Send `splits[i]` rows (first dimension) to rank i, taken in order, and concatenate the received rows in rank
     order. Rows beyond the splits are not sent. Without `splits`, each rank gets an equal part. With `splits` (int32,
-    one for each rank), the result is (output, rows received from each rank). Differentiable."""
+    one for each rank), the result is (output, rows received from each rank). Differentiable.
+
+    tensor: a tensor of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
+    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    process_set: the ranks that take part; by default all ranks of the job.
+    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        hvd.alltoall(x)  # -> [0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1
+        hvd.alltoall(x, splits=[0, 2])  # -> ([], [0, 0]) on rank 0, ([0.0, 1.0, 10.0, 11.0], [2, 2]) on rank 1
+    """
     call = calls.alltoall(splits, name, process_set)
     converted = to_tensor(tensor)
     output, received = run("alltoall", [converted], call, ignore_name_scope=ignore_name_scope)
@@ -301,7 +403,7 @@ def alltoall(
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -310,7 +412,22 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
-    The first `rows % size` ranks get one row more than the others. Differentiable."""
+    The first `rows % size` ranks get one row more than the others. Differentiable.
+
+    tensor: a tensor of the same shape, with at least one dimension, and the same dtype on all ranks. The result has
+        this dtype.
+
+    The other arguments are those of :func:`allreduce`.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([1.0 + hvd.rank(), 2.0])
+        hvd.reducescatter(x, op=hvd.Sum)  # -> [3.0] on rank 0, [4.0] on rank 1
+    """
     call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     with _device(device_dense):
         return _reduce("reducescatter", tensor, call, compression, ignore_name_scope)
@@ -320,14 +437,28 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """:func:`reducescatter` of a list of tensors, which succeed or fail together."""
+    """:func:`reducescatter` of a list of tensors, which succeed or fail together.
+
+    tensors: a list; each tensor has the same shape and dtype on all ranks. The result is a list of tensors.
+
+    The other arguments are those of :func:`allreduce`.
+
+    Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
+    tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
+    has failed.
+
+    Example, on two ranks:
+
+        x = tf.constant([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_reducescatter([x, 2.0 * x], op=hvd.Sum)  # -> [[3.0], [6.0]] on rank 0, [[4.0], [8.0]] on rank 1
+    """
     call = calls.reducescatter(name, op, process_set, prescale_factor, postscale_factor)
     with _device(device_dense):
         return _reduce_group("reducescatter", tensors, call, compression, False)
@@ -336,14 +467,38 @@ def grouped_reducescatter(
 @do_not_convert
 def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """Declare that this rank has no more data, and wait until every rank of the set has joined. Returns the global rank
-    that joined last, as an int32 scalar. See :func:`horoplug.common.variants.join`."""
+    that joined last, as an int32 scalar. See :func:`horoplug.common.variants.join`.
+
+    ``process_set``: by default all ranks of the job. Raises TypeError, ValueError or tf.errors.InvalidArgumentError for
+    what is invalid on this rank, tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and
+    tf.errors.UnknownError if a rank has failed.
+
+    Example, on two ranks:
+
+        for batch in range(2 + hvd.rank()):  # rank 1 has more data
+            hvd.allreduce(tf.constant([1.0]), name=f"batch {batch}", op=hvd.Sum)
+        hvd.join()  # -> 1
+    """
     return emit("join", process_set_id=process_set_id(process_set), blocking=tf.executing_eagerly())
 
 
 @do_not_convert
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Wait until every rank of the process set has called this function. In a graph of TensorFlow 1: returns the
-    operation."""
+    operation.
+
+    ``process_set``: by default all ranks of the job. Raises TypeError, ValueError or tf.errors.InvalidArgumentError for
+    what is invalid on this rank, tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and
+    tf.errors.UnknownError if a rank has failed.
+
+    Example, on two ranks:
+
+        if hvd.rank() == 0:
+            with open("data.txt", "w") as file:
+                file.write("downloaded once")
+        hvd.barrier()
+        open("data.txt").read()  # -> "downloaded once"
+    """
     waiting = emit(
         "barrier", process_set_id=process_set_id(process_set), blocking=tf.executing_eagerly()
     )
@@ -356,29 +511,66 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
 @do_not_convert
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks in a process set, as an int32 scalar."""
+    """The number of ranks in a process set, as an int32 scalar.
+
+    ``process_set_id``: 0 for all ranks of the job. ``name``: of the graph node. Raises
+    tf.errors.FailedPreconditionError before ``init``.
+
+    Example, on two ranks of one host:
+
+        hvd.size_op()  # -> 2
+    """
     return emit("size", process_set_id=process_set_id, name=name)
 
 
 @do_not_convert
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of ranks on this host, as an int32 scalar."""
+    """The number of ranks on this host, as an int32 scalar.
+
+    ``name``: of the graph node. Raises tf.errors.FailedPreconditionError before ``init``.
+
+    Example, on two ranks of one host:
+
+        hvd.local_size_op()  # -> 2
+    """
     return emit("local_size", name=name)
 
 
 @do_not_convert
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank, as an int32 scalar."""
+    """The number of this rank, as an int32 scalar.
+
+    ``name``: of the graph node. Raises tf.errors.FailedPreconditionError before ``init``.
+
+    Example, on two ranks of one host:
+
+        hvd.rank_op()  # -> 0 on rank 0, 1 on rank 1
+    """
     return emit("rank", name=name)
 
 
 @do_not_convert
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank's rank among those on its host, as an int32 scalar."""
+    """The rank of this process among those on its host, as an int32 scalar.
+
+    ``name``: of the graph node. Raises tf.errors.FailedPreconditionError before ``init``.
+
+    Example, on two ranks of one host:
+
+        hvd.local_rank_op()  # -> 0 on rank 0, 1 on rank 1
+    """
     return emit("local_rank", name=name)
 
 
 @do_not_convert
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Whether this rank is in a process set, 0 or 1, as an int32 scalar."""
+    """Whether this rank is in a process set, 0 or 1, as an int32 scalar.
+
+    ``process_set_id``: 0 for all ranks of the job. ``name``: of the graph node. Raises
+    tf.errors.FailedPreconditionError before ``init``.
+
+    Example, on two ranks of one host:
+
+        hvd.process_set_included_op()  # -> 1
+    """
     return emit("process_set_included", process_set_id=process_set_id, name=name)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horoplug.base.errors import not_an_optimizer
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks
@@ -180,7 +181,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: int = Average,
@@ -206,7 +207,16 @@ def DistributedOptimizer(
     The other arguments are those of :func:`horoplug.tensorflow.DistributedGradientTape`. The method
     ``register_local_var(variable)`` excludes the gradient of a variable from the reduction.
 
-    Raises ValueError for an object that is not an optimizer, and for options that cannot be combined."""
+    Raises ValueError for an object that is not an optimizer, and for options that cannot be combined.
+
+    Example, on two ranks:
+
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.25 * hvd.size()))
+        w = tf.Variable([1.0, 1.0])
+        gradient = tf.constant([3.0, 3.0]) * hvd.rank()  # 0 and 3
+        optimizer.apply_gradients([(gradient, w)])
+        w  # -> [0.25, 0.25]
+    """
     arguments = dict(locals())
     if not isinstance(optimizer, _LegacyOptimizer):
         if isinstance(optimizer, type) or not hasattr(optimizer, "apply_gradients"):

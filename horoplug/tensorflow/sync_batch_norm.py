@@ -24,9 +24,16 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     In evaluation, on a single rank, and on ranks outside of the process set it is plain batch normalisation. The
     gradients of gamma and beta are local: the tape or the optimizer reduces them like all others.
 
-    Every rank uses the same layers in the same order. ``fused`` is accepted for compatibility with Horovod; the other
-    arguments are those of the Keras layer. Raises ValueError for ``fused=True``, and with a backend of Keras other than
-    TensorFlow."""
+    Every rank uses the same layers in the same order. ``process_set``: the ranks whose batches are used; by default
+    all. ``fused`` is accepted for compatibility with Horovod; the other arguments (``kwargs``) are those of the Keras
+    layer. Raises ValueError for ``fused=True``, and with a backend of Keras other than TensorFlow.
+
+    Example, on two ranks:
+
+        layer = hvd.SyncBatchNormalization(epsilon=0.0, center=False, scale=False)
+        x = tf.constant([[4.0 * hvd.rank()]])  # one value on each rank; the mean is 2, the deviation 2
+        layer(x, training=True)  # -> [[-1.0]] on rank 0, [[1.0]] on rank 1
+    """
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import torch
 from horoplug._native import DeviceMemory, Memory
 from horoplug.common import dtypes
 from horoplug.common.arguments import not_a_tensor
-from horoplug.common.ops import CPU, perform
+from horoplug.common.ops import CPU, Documented, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.torch import streams
 from horoplug.torch.autograd import Collective
@@ -23,6 +23,12 @@ class TorchAdapter:
     """See :class:`horoplug.common.ops.Adapter`."""
 
     tensor_type = torch.Tensor
+    documented = Documented(
+        tensor="a dense torch.Tensor in host memory or on a GPU",
+        dtypes="bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, "
+        "complex128",
+        make="torch.tensor",
+    )
     compression = Compression.none
     for_sparse = "use .to_dense(), or sparse_allreduce_async."
     for_shared_elements = "use the variant that returns a new tensor."

@@ -24,8 +24,16 @@ def broadcast_parameters(
     """Overwrite parameters with those of rank `root_rank` (a global rank), on the ranks of the set.
 
     ``params``: ``model.state_dict()``, ``model.named_parameters()``, or an iterable of tensors. Values that are not
-    tensors are skipped. Raises ValueError for anything else, and HorovodInternalError if shapes or dtypes differ
-    between ranks or a rank has failed."""
+    tensors are skipped. ``process_set``: by default all ranks of the job. Raises ValueError for anything else, and
+    HorovodInternalError if shapes or dtypes differ between ranks or a rank has failed.
+
+    Example, on two ranks:
+
+        model = torch.nn.Linear(2, 1)
+        torch.nn.init.constant_(model.weight, 5.0 + hvd.rank())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        model.weight.detach()  # -> [[5.0, 5.0]]
+    """
     if isinstance(params, Mapping):
         items = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
@@ -76,7 +84,17 @@ def broadcast_optimizer_state(
     none, except for parameters with sparse gradients: those of SparseAdam, and embeddings of ``model``.
 
     Raises TypeError for an object that is not an optimizer, and ValueError for LBFGS, which is not supported as in
-    Horovod, and on ranks whose optimizer has other numbers of parameters or groups than the root's."""
+    Horovod, and on ranks whose optimizer has other numbers of parameters or groups than the root's.
+
+    ``process_set``: by default all ranks of the job.
+
+    Example, on two ranks:
+
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + hvd.rank()), momentum=0.9)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        optimizer.param_groups[0]["lr"]  # -> 0.1
+    """
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         raise TypeError(
             not_an_optimizer("a torch.optim.Optimizer", optimizer, "broadcast_optimizer_state")

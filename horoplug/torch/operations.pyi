@@ -2,17 +2,18 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor
 
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet
 
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -21,6 +22,9 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
+        bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -35,6 +39,11 @@ def allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce(x, op=hvd.Sum)  # -> [3.0, 4.0]
     """
 
 def allreduce_async(
@@ -50,6 +59,9 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
+        bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -63,6 +75,12 @@ def allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0]
     """
 
 def allreduce_(
@@ -77,6 +95,9 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
+        bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -89,6 +110,12 @@ def allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.allreduce_(x, op=hvd.Sum)
+        x  # -> [3.0, 4.0]
     """
 
 def allreduce_async_(
@@ -104,6 +131,9 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
+        bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -117,13 +147,20 @@ def allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.allreduce_async_(x, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0]
     """
 
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -133,6 +170,9 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -147,6 +187,11 @@ def grouped_allreduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce([x, x], op=hvd.Sum)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async(
@@ -163,6 +208,9 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -176,6 +224,12 @@ def grouped_allreduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_(
@@ -191,6 +245,9 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -203,6 +260,13 @@ def grouped_allreduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        y = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_allreduce_([x, y], op=hvd.Sum)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def grouped_allreduce_async_(
@@ -219,6 +283,9 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
+        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     average: deprecated; True means op=Average, False means op=Sum.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -232,6 +299,14 @@ def grouped_allreduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        y = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_allreduce_async_([x, y], op=hvd.Sum)
+        hvd.synchronize(handle)
+        [x, y]  # -> [[3.0, 4.0], [3.0, 4.0]]
     """
 
 def allgather(
@@ -243,6 +318,9 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -250,6 +328,11 @@ def allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank()])
+        hvd.allgather(x)  # -> [1.0, 2.0]
     """
 
 def allgather_async(
@@ -261,6 +344,9 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -269,6 +355,12 @@ def allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank()])
+        handle = hvd.allgather_async(x)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def grouped_allgather(
@@ -280,6 +372,9 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -287,6 +382,11 @@ def grouped_allgather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank()])
+        hvd.grouped_allgather([x, x])  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def grouped_allgather_async(
@@ -299,6 +399,9 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
+    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+        shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -307,6 +410,12 @@ def grouped_allgather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank()])
+        handle = hvd.grouped_allgather_async([x, x])
+        hvd.synchronize(handle)  # -> [[1.0, 2.0], [1.0, 2.0]]
     """
 
 def broadcast(
@@ -318,6 +427,9 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -325,6 +437,11 @@ def broadcast(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast(x, root_rank=0)  # -> [1.0, 2.0]
     """
 
 def broadcast_async(
@@ -337,6 +454,9 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -345,6 +465,12 @@ def broadcast_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0]
     """
 
 def broadcast_(
@@ -356,6 +482,9 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -363,6 +492,12 @@ def broadcast_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.broadcast_(x, root_rank=0)
+        x  # -> [1.0, 2.0]
     """
 
 def broadcast_async_(
@@ -375,6 +510,9 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -383,20 +521,31 @@ def broadcast_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.broadcast_async_(x, root_rank=0)
+        hvd.synchronize(handle)
+        x  # -> [1.0, 2.0]
     """
 
+@overload
 def alltoall(
     tensor: Tensor,
-    splits: Any = None,
+    splits: None = None,
     name: str | None = None,
     process_set: ProcessSet = ...,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor:
     """Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate
     the received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all
     ranks get equal parts. With `splits` (integers, one for each rank), the result is (output, rows
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -404,8 +553,20 @@ def alltoall(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        hvd.alltoall(x)  # -> [0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1
     """
 
+@overload
+def alltoall(
+    tensor: Tensor,
+    splits: Any,
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> tuple[Tensor, Tensor]: ...
 def alltoall_async(
     tensor: Tensor,
     splits: Any = None,
@@ -419,6 +580,9 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -427,12 +591,18 @@ def alltoall_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([10.0 * hvd.rank(), 10.0 * hvd.rank() + 1.0])
+        handle = hvd.alltoall_async(x)
+        hvd.synchronize(handle)  # -> ([0.0, 10.0], [1, 1]) on rank 0, ([1.0, 11.0], [1, 1]) on rank 1
     """
 
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int = 0,
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
@@ -442,6 +612,9 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
@@ -454,6 +627,11 @@ def reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.reducescatter(x, op=hvd.Sum)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def reducescatter_async(
@@ -469,6 +647,9 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -480,12 +661,18 @@ def reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reducescatter_async(x, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0] on rank 0, [4.0] on rank 1
     """
 
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
-    compression: Any = ...,
+    compression: AnyCompressor = ...,
     op: int = 0,
     process_set: ProcessSet = ...,
     prescale_factor: float = 1.0,
@@ -496,6 +683,9 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
+        complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
@@ -508,6 +698,11 @@ def grouped_reducescatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.grouped_reducescatter([x, x], op=hvd.Sum)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def grouped_reducescatter_async(
@@ -524,6 +719,9 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
+    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
+        bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
+        complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     op: the reduction: Average (the default) or Sum.
@@ -535,6 +733,12 @@ def grouped_reducescatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.grouped_reducescatter_async([x, x], op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [[3.0], [3.0]] on rank 0, [[4.0], [4.0]] on rank 1
     """
 
 def reduce(
@@ -550,6 +754,9 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -560,6 +767,11 @@ def reduce(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.reduce(x, root_rank=0, op=hvd.Sum)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async(
@@ -576,6 +788,9 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -587,6 +802,12 @@ def reduce_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_(
@@ -602,6 +823,9 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -612,6 +836,12 @@ def reduce_(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.reduce_(x, root_rank=0, op=hvd.Sum)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def reduce_async_(
@@ -628,6 +858,9 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+        ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
+        float8_e4m3fn, float8_e5m2, complex64, complex128.
     op: the reduction: Average (the default), Sum, Min, Max or Product.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
@@ -639,6 +872,13 @@ def reduce_async_(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.reduce_async_(x, root_rank=0, op=hvd.Sum)
+        hvd.synchronize(handle)
+        x  # -> [3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1
     """
 
 def gather(
@@ -652,6 +892,9 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -659,6 +902,11 @@ def gather(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank()])
+        hvd.gather(x, root_rank=0)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def gather_async(
@@ -672,6 +920,9 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -680,6 +931,12 @@ def gather_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0 + hvd.rank()])
+        handle = hvd.gather_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0, 2.0] on rank 0, [] on rank 1
     """
 
 def scatter(
@@ -695,6 +952,9 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -702,6 +962,11 @@ def scatter(
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0, 2.0])
+        hvd.scatter(x, root_rank=0)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def scatter_async(
@@ -718,6 +983,9 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
+        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
         is paired.
     process_set: the ranks that take part; by default all ranks of the job.
@@ -726,6 +994,12 @@ def scatter_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        x = torch.tensor([1.0, 2.0])
+        handle = hvd.scatter_async(x, root_rank=0)
+        hvd.synchronize(handle)  # -> [1.0] on rank 0, [2.0] on rank 1
     """
 
 def send(
@@ -738,12 +1012,22 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the recv of
+        the other rank has. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(torch.tensor([0.0, 0.0]), source=1 - hvd.rank())
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        hvd.send(x, dest=1 - hvd.rank())
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def send_async(
@@ -757,6 +1041,9 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the recv of
+        the other rank has. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -764,6 +1051,14 @@ def send_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        received = hvd.recv_async(torch.tensor([0.0, 0.0]), source=1 - hvd.rank())
+        x = torch.tensor([1.0 + hvd.rank(), 2.0])
+        handle = hvd.send_async(x, dest=1 - hvd.rank())
+        hvd.synchronize(handle)
+        hvd.synchronize(received)  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
     """
 
 def recv(
@@ -777,12 +1072,23 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the other
+        rank sends. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the ranks disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(torch.tensor([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = torch.tensor([0.0, 0.0])
+        hvd.recv(x, source=1 - hvd.rank())
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """
 
 def recv_async(
@@ -796,6 +1102,9 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
+    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the other
+        rank sends. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
     name: appears in error messages and timelines only.
     process_set: a send matches only a recv in the same process set; by default the global one.
 
@@ -803,4 +1112,13 @@ def recv_async(
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
     HorovodInternalError if the job has ended; synchronize raises HorovodInternalError if the ranks
     disagree or a rank has failed.
+
+    Example, on two ranks:
+
+        sent = hvd.send_async(torch.tensor([1.0 + hvd.rank(), 2.0]), dest=1 - hvd.rank())
+        x = torch.tensor([0.0, 0.0])
+        handle = hvd.recv_async(x, source=1 - hvd.rank())
+        hvd.synchronize(handle)
+        x  # -> [2.0, 2.0] on rank 0, [1.0, 2.0] on rank 1
+        hvd.synchronize(sent)
     """

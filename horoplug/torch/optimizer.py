@@ -8,6 +8,7 @@ import torch
 
 from horoplug.base.alias import public_name
 from horoplug.base.errors import NotInitializedError, not_an_optimizer
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks, resolve
 from horoplug.torch import buckets
@@ -21,7 +22,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -48,6 +49,7 @@ def DistributedOptimizer(
     groups: gradients that are reduced together: the number of groups, or lists of parameters. (num_groups: its
         deprecated name.)
     sparse_as_dense: convert sparse gradients to dense ones to reduce them, instead of gathering them.
+    process_set: the ranks over which gradients are reduced; other ranks use their own gradients.
     gradient_as_bucket_view: True keeps the gradients in buckets of shared memory, which are reduced in place: nothing
         is packed or unpacked, and there are a few operations instead of one per parameter. This is fastest where
         gradients stay in place (accumulation, ``zero_grad(set_to_none=False)``) and where many are small. A hook makes
@@ -63,8 +65,19 @@ def DistributedOptimizer(
 
     Raises TypeError for an object that is not an optimizer, ValueError before ``init`` or ``add_process_set``, for
     invalid arguments, and with gradient_as_bucket_view=True for parameters that are not supported or differ between
-    ranks (in an elastic job, after the first step). Backward or ``step`` then raises ValueError for a sparse
-    gradient."""
+    ranks (in an elastic job, after the first step). Backward or ``step`` then raises ValueError for a sparse gradient.
+
+    Example, on two ranks:
+
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25 * hvd.size())
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        model(torch.ones(3, 2) * hvd.rank()).sum().backward()  # the gradients are 0 and 3
+        optimizer.step()
+        model.weight.detach()  # -> [[0.25, 0.25]]
+    """
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         raise TypeError(not_an_optimizer("a torch.optim.Optimizer", optimizer))
     if isinstance(optimizer, _DistributedOptimizer):

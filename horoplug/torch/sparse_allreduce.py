@@ -27,12 +27,24 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Sum sparse COO tensors over the ranks, by gathering their indices and values.
 
+    tensor: a sparse tensor of the same shape and dtype on all ranks, on the CPU or a GPU.
+    name: pairs the calls of the ranks; None: their order does.
+    op: Average; every other value stands for the sum.
+    process_set: the ranks that take part; by default all ranks of the job.
+
     Returns a function instead of a handle, as Horovod does. The function waits and returns the average for
     ``op=Average``, and the sum for every other ``op``, as a sparse tensor of the same shape that is not coalesced.
 
     Raises the exceptions of ``allgather_async``; the returned function raises HorovodInternalError if the ranks
     disagree about the sizes, the numbers of sparse and dense dimensions, the dtype or the reduction, or a rank has
-    failed."""
+    failed.
+
+    Example, on two ranks:
+
+        x = torch.sparse_coo_tensor([[hvd.rank()]], [2.0], [3])
+        finish = hvd.sparse_allreduce_async(x, "rows", hvd.Sum)
+        finish().to_dense()  # -> [2.0, 2.0, 0.0]
+    """
     parts, layout = sparse.split(tensor, "average" if op == Average else "sum")
     call = Call(name, process_set=process_set_id(process_set), layout=layout)
     handle = submit(ADAPTER, _SPARSE_ALLREDUCE, parts, call, grouped=True).number

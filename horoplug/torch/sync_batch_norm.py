@@ -7,7 +7,7 @@ different sizes and may be empty.
 import itertools
 import math
 import weakref
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -19,6 +19,8 @@ from horoplug.common.reduce_ops import Sum
 from horoplug.torch.dynamo import run_eagerly
 from horoplug.torch.operations import allgather, allreduce
 
+Module = TypeVar("Module", bound=torch.nn.Module)
+
 
 class SyncBatchNorm(_BatchNorm):
     """``torch.nn.BatchNorm1d/2d/3d`` that uses the mean and variance over the batches of all ranks in training.
@@ -28,7 +30,20 @@ class SyncBatchNorm(_BatchNorm):
     weight and bias are those of this rank's batch: the optimizer reduces them like all others.
 
     Every rank uses the same layers in the same order. Raises ValueError for input of another shape, or if all batches
-    together have fewer than two values per channel."""
+    together have fewer than two values per channel.
+
+    ``process_set``: the ranks whose batches are used; by default all. The other arguments, ``num_features``, ``eps``,
+    ``momentum``, ``affine`` and ``track_running_stats``, are those of ``torch.nn.BatchNorm2d``.
+
+    Example, on two ranks:
+
+        layer = hvd.SyncBatchNorm(1, affine=False)
+        x = torch.tensor([[4.0 * hvd.rank()]])  # one value on each rank; the mean is 2, the deviation 2
+        layer(x).round(decimals=3)  # -> [[-1.0]] on rank 0, [[1.0]] on rank 1
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+        type(model[1]).__name__  # -> "SyncBatchNorm"
+    """
 
     def __init__(
         self,
@@ -41,6 +56,16 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
+
+    @overload
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: _BatchNorm, process_set: ProcessSet = ...
+    ) -> "SyncBatchNorm": ...
+
+    @overload
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_set: ProcessSet = ...) -> Module: ...
 
     @classmethod
     def convert_sync_batchnorm(

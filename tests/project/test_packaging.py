@@ -92,6 +92,7 @@ def test_wheel_contents(unpacked):
         for path in (ROOT / "horoplug").rglob(kind)
     }
     assert modules <= packed
+    assert Path("horoplug/py.typed") in packed  # without it, type checkers ignore all annotations
     assert {path.parts[0] for path in packed} == {"horoplug", f"horoplug-{VERSION}.dist-info"}
     scripts = (unpacked / f"horoplug-{VERSION}.dist-info" / "entry_points.txt").read_text()
     for name in ("horovodrun", "horoplugrun"):

@@ -12,9 +12,11 @@ from horoplug._keras.operations import *  # noqa: F403
 from horoplug._keras.optimizer import Optimizer
 from horoplug._keras.optimizer import make as _make
 from horoplug.common.api import *  # noqa: F403
+from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
-from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.common.reduce_ops import Average
+from horoplug.common.process_sets import ProcessSet as ProcessSet
+from horoplug.common.process_sets import global_process_set as global_process_set
+from horoplug.common.reduce_ops import Average as Average
 from horoplug.keras import Compression as Compression
 from horoplug.keras import PartialDistributedOptimizer as PartialDistributedOptimizer
 from horoplug.tensorflow.keras import callbacks as callbacks
@@ -26,7 +28,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -45,7 +47,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = Compression.none,
+    compression: AnyCompressor = Compression.none,
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:

@@ -77,7 +77,19 @@ def replace_gloo(replace: bool = True) -> None:
     """Create groups of horoplug wherever a program asks ``torch.distributed`` for "gloo"; ``replace=False`` ends that.
     Groups that exist stay what they are.
 
-    HOROPLUG_AS_GLOO=1 calls this function at ``import torch``."""
+    HOROPLUG_AS_GLOO=1 calls this function at ``import torch``. Raises nothing.
+
+    Example:
+
+        import torch.distributed as dist
+        from horoplug.torch.c10d import replace_gloo
+
+        replace_gloo()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        name = type(dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))).__name__
+        dist.destroy_process_group()
+        replace_gloo(replace=False)
+    """
     # torch.distributed itself uses the name in its module. It accepts a whole group.
     names = {distributed_c10d: StandIn, dist: StandInBackend if backend.IS_POSSIBLE else StandIn}
     if (distributed_c10d.__dict__.get("ProcessGroupGloo") is StandIn) is replace:

@@ -12,7 +12,7 @@ import torch.utils.data
 from horoplug.torch.mpi_ops import rank, size
 
 
-class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
+class ElasticSampler(torch.utils.data.Sampler[int]):
     """Distributes the samples of a dataset over the ranks. After a restart, it distributes only those that were not
     processed.
 
@@ -22,7 +22,16 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
     The order is Horovod's. If ``shuffle`` is set, ``random.Random(seed + epoch)`` shuffles all indices. The first
     ``processed_num`` indices are dropped, and the remaining ones are repeated from their start until their number is a
     multiple of the number of ranks. Rank r takes the indices at positions r, r + size, r + 2 * size and so on.
-    ``dataset`` must not change its length; ``seed`` is the same on all ranks."""
+    ``dataset`` must not change its length; ``seed`` is the same on all ranks.
+
+    Example, on two ranks:
+
+        sampler = hvd.elastic.ElasticSampler(range(6), shuffle=False)
+        list(sampler)  # -> [0, 2, 4] on rank 0, [1, 3, 5] on rank 1
+        sampler.record_batch(0, batch_size=2)  # 2 samples on each rank
+        sampler.reset()
+        list(sampler)  # -> [4] on rank 0, [5] on rank 1
+    """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset = dataset

@@ -201,16 +201,29 @@ def _handler(value: Any) -> StateHandler | None:
 class TorchState(InPlaceState):
     """The state of a training run: ``TorchState(model, optimizer, sampler=sampler, epoch=0)``.
 
-    Each argument becomes an attribute. For objects with a handler (models, optimizers, learning-rate schedules,
-    gradient scalers, generators, samplers) their state is saved, also when the attribute is assigned; other objects are
-    saved as in :class:`horoplug.common.elastic.ObjectState`.
+    Each argument (``kwargs``) becomes an attribute. For objects with a handler (models, optimizers, learning-rate
+    schedules, gradient scalers, generators, samplers) their state is saved, also when the attribute is assigned; other
+    objects are saved as in :class:`horoplug.common.elastic.ObjectState`.
 
     ``rollback=False``: models and optimizers are not copied. After a failure, processes keep their parameters, which
     are those of a whole step, because a :class:`DistributedOptimizer` changes them only after all reductions of the
     step. Processes that are behind, and new ones, take over the state of the one that has got furthest; then all
     compare a checksum of the parameters. Call ``commit()`` directly after each step of the optimizer: if an operation
     fails between the two, that step's batch is repeated. With parameters on a GPU, each step waits for its reductions.
-    Other objects return to the last commit. Raises ValueError if a handler does not support this."""
+    Other objects return to the last commit. Raises ValueError if a handler does not support this.
+
+    Example, on two ranks:
+
+        model = torch.nn.Linear(2, 1, bias=False)
+        state = hvd.elastic.TorchState(model, epoch=0)
+        torch.nn.init.constant_(model.weight, 5.0)
+        state.epoch = 1
+        state.commit()
+        torch.nn.init.constant_(model.weight, 7.0)
+        state.epoch = 2
+        state.restore()
+        state.epoch, model.weight.detach()  # -> (1, [[5.0, 5.0]])
+    """
 
     _handlers: Mapping[str, StateHandler] = {}  # the value while __init__ runs
     _progress: TorchProgress | None = None
