@@ -272,7 +272,7 @@ test:
 # AFTER_TEST=1: without the tests that make test has just run.
 AFTER_TEST ?=
 test-all:
-	$(IN_PARALLEL) cpp environments
+	$(IN_PARALLEL) cpp environments .venv/.dev
 	@$(MAKE) --no-print-directory build
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(if $(AFTER_TEST),-m '(not short or every_run) and not matrix') $(PYTEST_ARGS)
 

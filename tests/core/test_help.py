@@ -15,10 +15,12 @@ def ranks(pool):
         yield job
 
 
+@pytest.mark.short
 def test_help_says_all_that_it_has_to(ranks):
     ranks.run(help_pages.check_documentation, *PAGES)
 
 
+@pytest.mark.short
 def test_examples_of_help(ranks, tmp_path):
     counts = ranks.run(help_pages.check_examples, tmp_path, *PAGES)
     assert counts == [len(help_pages.names_of_pages(PAGES[0], PAGES[1:]))] * 2
@@ -37,6 +39,7 @@ def test_examples_of_help(ranks, tmp_path):
         ("def f():\n    return 1\n\nf()  # -> 2", 0, "1, and not 2"),
     ],
 )
+@pytest.mark.short
 def test_wrong_examples_are_found(example, rank, text):
     if text is None:
         help_pages.run_example(example, {}, rank)
@@ -54,6 +57,7 @@ def undocumented(tensor, timeout=0.0):
     """
 
 
+@pytest.mark.short
 def test_incomplete_documentation_is_found():
     found = [text.partition(": ")[2] for text in help_pages.problems_of("f", undocumented)]
     assert found == [

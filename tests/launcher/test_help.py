@@ -10,9 +10,11 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 PAGES = "horoplug", "run.md"
 
 
+@pytest.mark.short
 def test_help_says_all_that_it_has_to():
     help_pages.check_documentation(*PAGES)
 
 
+@pytest.mark.short
 def test_examples_of_help(tmp_path):
     help_pages.check_examples(tmp_path, *PAGES)

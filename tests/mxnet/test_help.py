@@ -19,9 +19,11 @@ def ranks():
     pool.close()
 
 
+@pytest.mark.short
 def test_help_says_all_that_it_has_to(ranks):
     ranks.run(help_pages.check_documentation, *PAGES)
 
 
+@pytest.mark.short
 def test_examples_of_help(ranks, tmp_path):
     ranks.run(help_pages.check_examples, tmp_path, *PAGES)

@@ -7,11 +7,11 @@ import pytest
 from conftest import ALL_TESTS
 from horoplug import cli
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS
-from tests.harness import ROOT, short_set
+from tests.harness import ROOT, public_api, short_set
 
 pytestmark = pytest.mark.short
 
-PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
+PAGES = sorted(public_api.PAGES.glob("*.md"))
 # Where the tests of a module are that has none in the set, with the reason.
 ELSEWHERE = {"horoplug.lightning": "make test-integrations, which installs Lightning"}
 BINDINGS = ("jax", "keras", "mxnet", "ray", "run", "spark", "tensorflow", "torch")
@@ -21,7 +21,7 @@ VARIANT = re.compile(r"^grouped_|_async|_$")
 def public_names(page):
     """The names on a page of the API reference; of a module of operations, those of the operations."""
     names = {}
-    for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE):
+    for name in public_api.on_page(page.name):
         if page.stem == "index":  # names that all modules share
             name = name.replace(".torch.", ".")
         stub = ROOT / (name.replace(".", "/") + ".pyi")

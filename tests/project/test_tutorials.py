@@ -110,6 +110,7 @@ def check_losses(lines, batches):
         ("mxnet", ""),
     ],
 )
+@pytest.mark.short
 def test_programs_of_a_tutorial_train(name, backend, tmp_path):
     python = python_for(name, backend)
     single, distributed = programs(name)
@@ -133,6 +134,7 @@ def test_programs_of_a_tutorial_train(name, backend, tmp_path):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.short
 def test_pages_show_the_output_of_the_programs(name):
     single, distributed = blocks(f"tutorial-{name}.md", "text")
     check_losses(single.splitlines(), 256)
@@ -141,6 +143,7 @@ def test_pages_show_the_output_of_the_programs(name):
     check_losses([line.removeprefix("[0]<stdout>:") for line in lines], 128)
 
 
+@pytest.mark.short
 def test_every_tutorial_is_tested():
     pages = {page.stem.removeprefix("tutorial-") for page in Path(ROOT).glob("docs/tutorial-*.md")}
     assert pages == {*PARAMETERS}
@@ -158,6 +161,7 @@ def finds_backend():
 
 
 @pytest.mark.slow
+@pytest.mark.short
 def test_programs_of_the_page_for_ddp_give_the_same_parameters(tmp_path):
     pytest.importorskip("torch")
     (program,) = blocks("from-ddp.md", "python")

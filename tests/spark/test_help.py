@@ -14,9 +14,11 @@ def spark(local_spark):
     return local_spark
 
 
+@pytest.mark.short
 def test_help_says_all_that_it_has_to():
     help_pages.check_documentation(*PAGES)
 
 
+@pytest.mark.short
 def test_examples_of_help(tmp_path):
     help_pages.check_examples(tmp_path, *PAGES)
