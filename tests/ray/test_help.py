@@ -1,5 +1,7 @@
 """``help`` of ``horoplug.ray``."""
 
+import pytest
+
 pytest_plugins = ["tests.harness.ray_driver"]
 
 
