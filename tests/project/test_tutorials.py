@@ -69,17 +69,21 @@ def python_for(name, backend=""):
     return sys.executable
 
 
-def run(*command, backend="", status=(0,)):
-    done = subprocess.run(
-        list(map(str, command)),
-        env=environment() | {"KERAS_BACKEND": backend or "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=scaled(110),
-    )
-    assert done.returncode in status, done.stdout + done.stderr
-    return done.stdout.splitlines()
+def run(*command, backend="", attempts=1):
+    """The lines that a program prints. It is repeated if it fails, up to a number of attempts."""
+    for _ in range(attempts):
+        done = subprocess.run(
+            list(map(str, command)),
+            env=environment()
+            | {"KERAS_BACKEND": backend or "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=scaled(110),
+        )
+        if done.returncode == 0:
+            return done.stdout.splitlines()
+    pytest.fail(done.stdout + done.stderr)
 
 
 def check_losses(lines, batches):
@@ -177,12 +181,11 @@ def test_programs_of_the_page_for_ddp_give_the_same_parameters(tmp_path):
         (program, torchrun),
         (kept, torchrun),
         (patched(program, optimizer), horovodrun),
-        (patched(program, optimizer), torchrun),
     ):
         file = tmp_path / "train.py"
         file.write_text(text)
-        # With Gloo, PyTorch 2.13 sometimes aborts a process that has printed its line and ends.
-        lines = run(sys.executable, *launcher, file, status=(0, 1) if text == program else (0,))
+        # With Gloo, PyTorch 2.13 sometimes aborts a process that ends, and its output is lost.
+        lines = run(sys.executable, *launcher, file, attempts=4 if text == program else 1)
         outputs.append(sorted(re.sub(r"^\[\d\]<stdout>:", "", line) for line in lines))
     first, *others = outputs
     assert all(other == first for other in others), outputs
