@@ -1,0 +1,36 @@
+"""kill -9 of rank 1 in the middle of a loop: every other rank gets an error that names it: killed.py FRAMEWORK"""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+from frameworks import load
+from report import Report
+
+from horoplug.common.errors import HorovodInternalError
+
+SECONDS = 20  # for the error; nothing has to be waited for
+framework = load(sys.argv[1])
+hvd = framework.hvd
+hvd.init()
+check = Report(hvd.rank())
+data = framework.tensor(np.ones(1000), "float32")
+for _ in range(20):
+    hvd.allreduce(data, op=hvd.Sum, name="step")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+began = time.monotonic()
+failure = None
+try:
+    while True:
+        hvd.allreduce(data, op=hvd.Sum, name="step")
+except HorovodInternalError as error:
+    failure = error
+with check("HorovodInternalError names the killed rank"):
+    assert "rank 1" in str(failure), failure
+with check("the error comes in time"):
+    assert time.monotonic() - began < SECONDS
+check.write()
+raise failure
