@@ -88,7 +88,6 @@ ROWS: list[Row] = [
         "Keras 3",
         "keras",
         "keras torch tensorflow-cpu jax",
-        # Keras 3.0 imports TensorFlow with every backend.
         (
             "keras-3.0-tensorflow",
             "cp311",
@@ -98,13 +97,13 @@ ROWS: list[Row] = [
         (
             "keras-3.0-torch",
             "cp311",
-            "keras==3.0.5 torch==2.1.2 packaging==26.3 tensorflow-cpu==2.16.2 numpy==1.26.4",
+            "keras==3.0.5 torch==2.1.2 packaging==26.3 numpy==1.26.4",
             _keras("torch"),
         ),
         (
             "keras-3.0-jax",
             "cp311",
-            "keras==3.0.5 jax==0.5.0 jaxlib==0.5.0 optax==0.2.4 tensorflow-cpu==2.16.2 numpy==1.26.4",
+            "keras==3.0.5 jax==0.5.0 jaxlib==0.5.0 optax==0.2.4 packaging==26.3 numpy==1.26.4",
             _keras("jax"),
         ),
         (

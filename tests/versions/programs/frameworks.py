@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from horoplug.common.errors import HorovodInternalError
+
 INTEGERS = ("uint8", "int8", "int32", "int64")
 FLOATS = ("float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
@@ -21,8 +23,10 @@ class Framework:
     tensor: Callable[[np.ndarray, str], Any]
     array: Callable[[Any], np.ndarray]
     dtypes: tuple[str, ...]
+    failure: type[Exception] = HorovodInternalError  # when a rank has died
     in_place: bool = False
     asynchronous: bool = False
+    compression: bool = False  # of single operations
     rooted: bool = False  # reduce, gather, scatter, send and recv
     compilers: dict[str, Callable[..., Callable[..., Any]]] = field(default_factory=dict)
 
@@ -56,6 +60,7 @@ def _torch() -> Framework:
         (*INTEGERS, "int16", *FLOATS, "bfloat16", *COMPLEX, "bool"),
         in_place=True,
         asynchronous=True,
+        compression=True,
         rooted=True,
     )
 
@@ -74,6 +79,8 @@ def _tensorflow() -> Framework:
         lambda values, dtype: tf.cast(tf.constant(values), dtype),
         array,
         (*INTEGERS, "int16", "uint16", *FLOATS, "bfloat16", *COMPLEX, "bool"),
+        failure=tf.errors.UnknownError,  # TensorFlow has a class for each code
+        compression=True,
         compilers={
             "tf.function": tf.function,
             "tf.function(jit_compile=True)": functools.partial(tf.function, jit_compile=True),
@@ -96,6 +103,7 @@ def _jax() -> Framework:
         lambda values, dtype: jax.numpy.asarray(values, dtype=dtype),
         array,
         (*INTEGERS, "int16", "uint16", "uint32", "uint64", *FLOATS, "bfloat16", *COMPLEX, "bool"),
+        compression=True,
         compilers={"jax.jit": jax.jit},
     )
 

@@ -49,8 +49,13 @@ def train(network, optimizer, x, y, callbacks=()) -> np.ndarray:
     return np.concatenate([each.ravel() for each in network.get_weights()])
 
 
+def check_bits(found: np.ndarray) -> None:
+    rows = np.asarray(hvd.allgather(found[None]))
+    assert len({row.tobytes() for row in rows}) == 1, "the ranks differ"
+
+
 def compare(found: np.ndarray, alone: np.ndarray) -> None:
-    assert len(set(hvd.allgather_object(found.tobytes()))) == 1, "the ranks differ"
+    check_bits(found)
     np.testing.assert_allclose(found, alone, rtol=1e-3, atol=1e-4)
 
 
@@ -66,6 +71,12 @@ for make in (sgd, adam):
     with check(f"fit with DistributedOptimizer of {make.__name__}"):
         found = train(model(), hvd.DistributedOptimizer(make()), share(inputs), share(targets))
         compare(found, train(model(), make(), inputs, targets))
+with check("backward_passes_per_step"):
+    halves = [share(each).reshape(2 * STEPS, -1, each.shape[-1]) for each in (inputs, targets)]
+    wrapped = hvd.DistributedOptimizer(
+        sgd(), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    compare(train(model(), wrapped, *halves), train(model(), sgd(), inputs, targets))
 with check("callbacks"):
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -74,7 +85,7 @@ with check("callbacks"):
     ]
     wrapped = hvd.DistributedOptimizer(sgd())
     found = train(model(hvd.rank()), wrapped, share(inputs), share(targets), callbacks)
-    assert len(set(hvd.allgather_object(found.tobytes()))) == 1, "the ranks differ"
+    check_bits(found)
 with check("a saved model is loaded"):
     network = model()
     train(network, hvd.DistributedOptimizer(adam()), share(inputs), share(targets))

@@ -48,7 +48,7 @@ def by_tape(batches: np.ndarray, wrap, make, apply, decorate) -> np.ndarray:
 
 
 def apply_gradients(optimizer, gradients, weights) -> None:
-    optimizer.apply_gradients(zip(gradients, weights, strict=True))
+    optimizer.apply_gradients(zip(gradients, weights))  # noqa: B905  (a part of tf.function)
 
 
 def sgd():
