@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import lightning
 import torch
 from lightning.fabric.strategies import ParallelStrategy
 
@@ -25,6 +26,12 @@ class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     Creating it joins the job, and raises the exceptions of ``hvd.init``."""
 
     def __init__(self, *, optimizer_options: dict[str, Any] | None = None, **options: Any) -> None:
+        if tuple(map(int, lightning.__version__.split(".")[:2])) < (2, 1):
+            # Fabric does not ask the strategy for backward, at whose end the gradients would be reduced.
+            raise ImportError(
+                f"Fabric with horoplug needs Lightning 2.1 or later, and this is {lightning.__version__}: pip install "
+                "'horoplug[lightning]'"
+            )
         options.setdefault("cluster_environment", HorovodEnvironment())
         super().__init__(**options)
         self._optimizer_options = optimizer_options or {}

@@ -151,9 +151,9 @@ ROWS: list[Row] = [
         "lightning",
         "lightning torch",
         (
-            "lightning-2.0",
+            "lightning-2.1",
             "cp310",
-            "lightning==2.0.9 torch==2.1.2 setuptools==80.9.0 numpy==1.26.4",
+            "lightning==2.1.4 torch==2.1.2 setuptools==80.9.0 numpy==1.26.4",
         ),
         ("lightning-2.6", "cp311", "lightning==2.6.6 torch==2.13.0 numpy==2.4.6"),
     ),
