@@ -21,8 +21,8 @@ the checkout on two and three ranks:
 - **torch.distributed**: collectives, DistributedDataParallel and `fully_shard` on the backend `horoplug`;
 - **jobs**: functions, trainers and estimators on a cluster of Ray or Spark on one machine;
 - **example**: the program of `examples/` for the framework;
-- **killed rank**: `kill -9` of a rank. All others raise `HorovodInternalError` (TensorFlow: `UnknownError`), which names
-  it, and the launcher's exit code is not 0.
+- **killed rank**: `kill -9` of a rank. All others raise `HorovodInternalError` (TensorFlow: `UnknownError`), which
+  names it, and the launcher's exit code is not 0.
 
 A number is that of the checks that passed on all ranks. Frameworks compute on processors here, with PyPI's builds;
 [Tested on GPUs](gpu-results.md) has the others.
