@@ -1,6 +1,7 @@
 """Runs the programs of a row, and keeps what they found in build/versions/results, one file for each row."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts.compat_matrix.environment import ROOT, Environment
+from scripts.compat_matrix.environment import ROOT, Environment, wheel
 from scripts.compat_matrix.programs import FOLDER, PROGRAMS, Program
 from scripts.compat_matrix.rows import Row
 
@@ -117,6 +118,8 @@ def run_row(row: Row) -> dict[str, object]:
     try:
         environment.make()
         found |= {"versions": environment.versions(), "python": environment.python()}
+        content = wheel(row.python).read_bytes()
+        found["wheel"] = f"sha256:{hashlib.sha256(content).hexdigest()}"
         shutil.copytree(ROOT / "examples", environment.work / "examples")
         for file in (ROOT / FOLDER).glob("*.py"):
             shutil.copy(file, environment.work)
