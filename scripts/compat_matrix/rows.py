@@ -131,10 +131,11 @@ ROWS: list[Row] = [
         "keras tf-keras tensorflow-cpu",
         ("keras-2.12", "cp311", "keras==2.12.0 tensorflow-cpu==2.12.1 numpy==1.23.5"),
         ("keras-2.15", "cp311", "keras==2.15.0 tensorflow-cpu==2.15.1 numpy==1.26.4"),
+        # With Python 3.12, set_random_seed of tf_keras 2.16 raises a TypeError.
         (
             "tf-keras-2.16",
-            "cp312",
-            "tf-keras==2.16.0 tensorflow-cpu==2.16.2 numpy==1.26.4",
+            "cp311",
+            "tf-keras==2.16.0 keras==3.3.3 tensorflow-cpu==2.16.2 numpy==1.26.4",
             _LEGACY,
         ),
         ("tf-keras-2.21", "cp313", "tf-keras==2.21.0 tensorflow-cpu==2.21.0 numpy==2.4.6", _LEGACY),
