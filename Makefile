@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-all test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
+.PHONY: help demo build kernels test test-all test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +34,8 @@ help:
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
 	@echo "make test-upstream-examples HOROVOD=/path/to/clone   Horovod's own examples, unedited"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
+	@echo "make compat-matrix   tests the wheels with many versions of the frameworks, which takes hours and 20 GB; writes"
+	@echo "             docs/versions.md. ONLY=\"torch-2.1 jax-0.5\": these of the environments"
 	@echo "make test-torch TORCH=2.4.1   tests of torch.distributed and torch.compile with another version of PyTorch"
 	@echo "make test-free-threaded PYTHON_T=/path/to/python3.13t   tests of the NumPy API without the global interpreter lock"
 	@echo "make test-integrations   tests with Lightning, Accelerate, Transformers and torch.compile, and of torchrun's restarts"
@@ -296,6 +298,16 @@ test-upstream-examples: build .venv/.tensorflow .venv/.tf-keras $(CLUSTERS)/.ins
 # What repeats tests of make test with further versions and backends of frameworks.
 test-matrix: build environments .venv-oldest/.installed build/mpi/abi/.installed
 	@$(ACTIVATE) python -m pytest -m matrix $(PYTEST_ARGS)
+
+# An environment for each row of scripts/compat_matrix/rows.py, one after the other. They are removed again; what they
+# found stays in build/versions/results.
+ONLY ?=
+build/versions/.tools/.installed: requirements/compat-matrix.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip $(INSTALL) -r $<
+	@touch $@
+compat-matrix: wheels build/.system-test build/versions/.tools/.installed
+	@$(PYTHON) -m scripts.compat_matrix $(ONLY)
 
 # The programs of torch.compile, and those tests of torch.distributed that use nothing newer than PyTorch 2.4, with another
 # version of PyTorch. PyPI's are built for CUDA: a gigabyte to download, and two more on the disk.

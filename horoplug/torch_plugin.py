@@ -33,6 +33,11 @@ def register() -> None:
     if not dist.is_available() or BACKEND.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    # From 2.15 on, PyTorch adds a hook that records operations to the groups of all other backends. A group whose class
+    # is in Python cannot have it.
+    without_hook = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if isinstance(without_hook, set):
+        without_hook.add(BACKEND)
     if read(_AS_GLOO, os.environ):
         _c10d().replace_gloo()
 

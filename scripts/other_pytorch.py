@@ -78,13 +78,9 @@ def make_library(name: str, symbols: set[str], version: str, folder: Path) -> No
         )
 
 
-def main() -> None:
-    version, folder = sys.argv[1], Path(sys.argv[2])
-    packages, stubs = folder / "python", folder / "libraries"
-    stubs.mkdir(parents=True, exist_ok=True)
-    unpack(f"torch=={version}", packages)
-    unpack(cuda_runtime(packages), folder / "runtime")
-    (runtime,) = (folder / "runtime").rglob("libcudart.so.*")
+def replace_libraries(packages: Path, unpacked_runtime: Path, stubs: Path) -> None:
+    """Fills ``stubs`` with what stands for NVIDIA's libraries, for the PyTorch in the folder ``packages``."""
+    (runtime,) = unpacked_runtime.rglob("libcudart.so.*")
     runtime.rename(stubs / runtime.name)
     needed, versioned, others = undefined(sorted((packages / "torch" / "lib").glob("*.so*")))
     for name in needed - {runtime.name}:
@@ -94,6 +90,15 @@ def main() -> None:
         else:
             tag = next((tag for tag, owner in OWNERS.items() if owner == name), name)
         make_library(name, symbols, tag, stubs)
+
+
+def main() -> None:
+    version, folder = sys.argv[1], Path(sys.argv[2])
+    packages, stubs = folder / "python", folder / "libraries"
+    stubs.mkdir(parents=True, exist_ok=True)
+    unpack(f"torch=={version}", packages)
+    unpack(cuda_runtime(packages), folder / "runtime")
+    replace_libraries(packages, folder / "runtime", stubs)
 
 
 if __name__ == "__main__":

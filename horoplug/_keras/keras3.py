@@ -3,7 +3,7 @@
 The optimizer remains the same object, with its variables and its place in a model. Only its class changes, to a class
 that is derived from the original one. Gradients are reduced when they are passed to ``apply``. An optimizer that
 accumulates gradients reduces the accumulated ones in ``_clip_gradients``, so that the passes in between need no
-communication."""
+communication. Before 3.5, Keras clips gradients before it accumulates them: there, those of each pass are reduced."""
 
 import functools
 import importlib
@@ -38,7 +38,7 @@ class _DistributedMixin:
         grads = list(grads)
         if len(grads) != len(variables):  # Keras raises an error
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
-        steps = self.gradient_accumulation_steps
+        steps = self.gradient_accumulation_steps if _accumulates_first(self) else None
         pending = _accumulated(grads, variables) if steps else None
         if not steps and grads:
             grads = distribution.reduce(grads, variables)
@@ -76,10 +76,22 @@ class _DistributedMixin:
     @property
     def iterations(self: Any) -> Any:
         """The optimizer's own value; with ``backward_passes_per_step``, the number of passes."""
+        if not _accumulates_first(self):
+            return vars(self)["iterations"]
         distribution = self._horoplug
         if distribution.passes > 1 and not distribution.applying:
             return self._iterations
         return super().iterations  # type: ignore[misc]
+
+    @iterations.setter
+    def iterations(self: Any, value: Any) -> None:
+        vars(self)["iterations"] = value  # by the constructor of Keras before 3.5
+
+
+def _accumulates_first(optimizer: Any) -> bool:
+    """Whether Keras accumulates gradients before it clips them: from 3.5 on, where ``iterations`` is a property of the
+    class and no attribute of the object."""
+    return "iterations" not in vars(optimizer)
 
 
 def _accumulated(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import lightning
 import torch
 from lightning.fabric.strategies import ParallelStrategy
 
@@ -40,6 +41,12 @@ class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     """
 
     def __init__(self, *, optimizer_options: dict[str, Any] | None = None, **options: Any) -> None:
+        if tuple(map(int, lightning.__version__.split(".")[:2])) < (2, 1):
+            # Fabric does not ask the strategy for backward, at whose end the gradients would be reduced.
+            raise ImportError(
+                f"Fabric with horoplug needs Lightning 2.1 or later, and this is {lightning.__version__}: pip install "
+                "'horoplug[lightning]'"
+            )
         options.setdefault("cluster_environment", HorovodEnvironment())
         super().__init__(**options)
         self._optimizer_options = optimizer_options or {}
@@ -60,16 +67,15 @@ class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
         return self._wrap(optimizer, self._names, self._optimizer_options)
 
     def setup_module_and_optimizers(
-        self, module: torch.nn.Module, optimizers: list[Any], scheduler: Any = None
-    ) -> tuple[torch.nn.Module, list[Any], Any]:
-        before = getattr(scheduler, "optimizer", None)
-        module, wrapped, scheduler = super().setup_module_and_optimizers(
-            module, optimizers, scheduler
-        )
-        for old, new in zip(optimizers, wrapped, strict=True):
+        self, module: torch.nn.Module, optimizers: list[Any], *scheduler: Any
+    ) -> Any:
+        """``scheduler``: None or a scheduler, which the first versions of Lightning 2 neither pass nor get back."""
+        before = getattr(scheduler[0], "optimizer", None) if scheduler else None
+        result = super().setup_module_and_optimizers(module, optimizers, *scheduler)
+        for old, new in zip(optimizers, result[1], strict=True):
             if old is before:
-                schedules.redirect([scheduler], new)
-        return module, wrapped, scheduler
+                schedules.redirect([result[2]], new)
+        return result
 
     def backward(self, tensor: torch.Tensor, module: Any, *args: Any, **options: Any) -> None:
         super().backward(tensor, module, *args, **options)

@@ -2,15 +2,10 @@
 
 #include <link.h>
 
-#include <functional>
 #include <utility>
 
 namespace horoplug::tensorflow {
 namespace {
-
-#if defined(__GLIBCXX__)  // not where horoplug itself uses another library
-static_assert(sizeof(DeferredDone::Function) == sizeof(std::function<void()>));
-#endif
 
 // The last argument of a libstdc++ manager to destroy the functor.
 constexpr int kDestroy = 3;
@@ -37,13 +32,13 @@ bool is_code(std::uintptr_t address) {
   return search.found;
 }
 
-bool has_expected_layout(const DeferredDone::Function& function) {
+bool has_expected_layout(const libstdcxx::Function& function) {
   return is_code(reinterpret_cast<std::uintptr_t>(function.manager)) &&
          is_code(reinterpret_cast<std::uintptr_t>(function.invoker));
 }
 
-DeferredDone::Function* function_of(TF_AsyncOpKernelDoneCallback* callback) {
-  return reinterpret_cast<DeferredDone::Function*>(callback);
+libstdcxx::Function* function_of(TF_AsyncOpKernelDoneCallback* callback) {
+  return reinterpret_cast<libstdcxx::Function*>(callback);
 }
 
 }  // namespace

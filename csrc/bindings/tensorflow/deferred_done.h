@@ -2,10 +2,11 @@
 //
 // Kernels of TF_NewAsyncKernelBuilder get the address of a std::function that TensorFlow destroys
 // when the kernel returns, although its purpose is to be called later. Moving the function out of
-// there is safe if it has the layout of libstdc++'s std::function, which is declared here. A check
-// that its pointers point to code verifies the layout.
+// there is safe if it has the layout of libstdc++'s std::function. A check that its pointers point
+// to code verifies the layout.
 #pragma once
 
+#include "libstdcxx.h"
 #include "tf_api.h"
 
 namespace horoplug::tensorflow {
@@ -25,15 +26,8 @@ class DeferredDone {
   // Whether the callbacks of this process have the expected layout. Determined once.
   static bool can_defer(TF_AsyncOpKernelDoneCallback* callback);
 
-  // The layout of libstdc++'s std::function<void()>.
-  struct Function {
-    void* functor[2] = {nullptr, nullptr};  // a small functor, or the address of a large one
-    bool (*manager)(void* to, const void* from, int operation) = nullptr;
-    void (*invoker)(const void* functor) = nullptr;
-  };
-
  private:
-  Function function_;
+  libstdcxx::Function function_;
 };
 
 }  // namespace horoplug::tensorflow

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "libstdcxx.h"
 
 namespace horoplug::tensorflow {
 namespace {
@@ -23,7 +23,8 @@ class Factory {
 };
 
 // The C++ functions, with their objects as first parameters. Types that are only passed on are
-// void. A std::unique_ptr or std::function parameter is passed as its address.
+// void. A std::unique_ptr, which is a pointer in every C++ library, or std::function parameter is
+// passed as its address.
 struct Functions {
   void (*construct_kernel)(void* kernel, TF_OpKernelConstruction*) = nullptr;
   void (*destroy_kernel)(void* kernel) = nullptr;
@@ -32,7 +33,8 @@ struct Functions {
   void* (*set_host_memory)(void* builder, const char* argument) = nullptr;
   const void* (*build)(void* builder) = nullptr;
   void (*destroy_builder)(void* builder) = nullptr;
-  void (*register_kernel)(void* registrar, const void* definition, std::string_view kernel_class,
+  void (*register_kernel)(void* registrar, const void* definition,
+                          libstdcxx::StringView kernel_class,
                           std::unique_ptr<Factory>* factory) = nullptr;
 };
 
@@ -177,11 +179,11 @@ void register_derived_kernel(const char* op, const char* device,
   functions.destroy_builder(builder.data());
   std::unique_ptr<Factory> factory = std::make_unique<DerivedFactory>(callbacks);
   std::array<std::byte, 1> registrar{};
-  functions.register_kernel(registrar.data(), definition, op, &factory);
+  functions.register_kernel(registrar.data(), definition, libstdcxx::StringView(op), &factory);
 }
 
 void run_derived_done(TF_AsyncOpKernelDoneCallback* done) {
-  (*reinterpret_cast<std::function<void()>*>(done))();
+  (*reinterpret_cast<const libstdcxx::Function*>(done))();
 }
 
 }  // namespace horoplug::tensorflow

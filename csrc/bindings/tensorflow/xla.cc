@@ -6,13 +6,13 @@
 #include <charconv>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "../common/scoped_handle.h"
+#include "libstdcxx.h"
 #include "submission.h"
 
 namespace horoplug::tensorflow {
@@ -147,7 +147,19 @@ void run(std::string_view text, const void** operands, void* output) {
 // ---- XLA's interface
 
 // XlaCustomCallStatus: the message of a failure, if there is one.
-using CallOutcome = std::optional<std::string>;
+using CallOutcome = libstdcxx::OptionalString;
+
+// The constructor of libstdc++'s std::string.
+using ConstructString = void (*)(void* string, const char* text, std::size_t size,
+                                 const void* allocator);
+constinit ConstructString construct_string = nullptr;
+
+// XLA destroys the string.
+void set_failure(CallOutcome& outcome, std::string_view message) {
+  const char allocator = 0;  // std::allocator has no members
+  construct_string(&outcome.value, message.data(), message.size(), &allocator);
+  outcome.is_there = true;
+}
 
 const char* name_of(Code code) {
   switch (code) {
@@ -175,15 +187,17 @@ void run_on_host(void* output, const void** operands, const char* text, std::siz
                  CallOutcome* outcome) noexcept {
   const std::string_view configuration(text, size);
   guarded([&] { run(configuration, operands, output); },
-          [&](Code code, const char* what) { *outcome = message_of(configuration, code, what); });
+          [&](Code code, const char* what) {
+            set_failure(*outcome, message_of(configuration, code, what));
+          });
 }
 
 // The custom call on a GPU, which is not implemented.
 void refuse(void* /*stream*/, void** /*buffers*/, const char* /*text*/, std::size_t /*size*/,
             CallOutcome* outcome) noexcept {
-  *outcome =
-      "horoplug runs in functions that XLA compiles for the CPU only, not for a GPU: use "
-      "jit_compile=False, or tf.device('CPU') around the function.";
+  set_failure(*outcome,
+              "horoplug runs in functions that XLA compiles for the CPU only, not for a GPU: use "
+              "jit_compile=False, or tf.device('CPU') around the function.");
 }
 
 // std::optional<absl::string_view>. The order of the members of the view is not assumed.
@@ -193,19 +207,19 @@ struct Message {
   bool is_there;
 };
 
-using Register = void (*)(void* registry, const std::string& name, void* function,
-                          const std::string& platform);
+using Register = void (*)(void* registry, const libstdcxx::String& name, void* function,
+                          const libstdcxx::String& platform);
 using Global = void* (*)();
 using GetMessage = Message (*)(const CallOutcome*);
 
 // Whether XLA reads the message that was written to an outcome.
 bool outcome_is_readable(GetMessage get) {
-  const CallOutcome success;
-  const CallOutcome failure = "a message that is too long for the small-string optimisation";
+  const CallOutcome success{libstdcxx::String(""), false};
+  const CallOutcome failure{libstdcxx::String("a message"), true};
   const Message none = get(&success);
   const Message some = get(&failure);
-  const auto data = reinterpret_cast<std::uintptr_t>(failure->data());
-  const auto size = static_cast<std::uintptr_t>(failure->size());
+  const auto data = reinterpret_cast<std::uintptr_t>(failure.value.data);
+  const auto size = static_cast<std::uintptr_t>(failure.value.size);
   return !none.is_there && some.is_there &&
          ((some.first == data && some.second == size) ||
           (some.first == size && some.second == data));
@@ -228,11 +242,15 @@ const char* register_custom_call() {
       find<GetMessage>(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
   if (global == nullptr || add == nullptr) return "xla::CustomCallTargetRegistry";
   if (get == nullptr) return "xla::CustomCallStatusGetMessage";
+  construct_string = find<ConstructString>(
+      library, "_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcmRKS3_");
+  if (construct_string == nullptr) return "the constructor of std::string";
   if (!outcome_is_readable(get)) return "the expected layout of XlaCustomCallStatus";
   void* const registry = global();
-  add(registry, "horoplug", reinterpret_cast<void*>(run_on_host), "Host");
+  const libstdcxx::String name("horoplug");
+  add(registry, name, reinterpret_cast<void*>(run_on_host), libstdcxx::String("Host"));
   for (const char* platform : {"CUDA", "ROCM"}) {
-    add(registry, "horoplug", reinterpret_cast<void*>(refuse), platform);
+    add(registry, name, reinterpret_cast<void*>(refuse), libstdcxx::String(platform));
   }
   return "";
 }

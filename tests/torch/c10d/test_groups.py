@@ -282,6 +282,7 @@ def stand_in(file):
     assert dist.ProcessGroupGloo.__module__.startswith("torch")
 
 
+@pytest.mark.short
 def test_stand_in_for_gloo(groups, tmp_path):
     groups.run(stand_in, new_file(tmp_path))
     groups.run(begin, new_file(tmp_path))
