@@ -5,6 +5,7 @@ with glibc 2.17 or newer (manylinux2014). The libraries without Python in them a
 are the same bytes in all of its wheels. The Python that runs this needs requirements/wheels.txt."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -52,8 +53,20 @@ def compiler(architecture: str) -> list[str]:
         "CMAKE_TOOLCHAIN_FILE": ROOT / "scripts" / "wheels" / "zig.cmake",
         "HOROPLUG_ZIG": Path(ziglang.__file__).parent / "zig",
         "HOROPLUG_ZIG_TARGET": f"{architecture}-linux-gnu.{GLIBC}",
+        "HOROPLUG_ZIG_HEADERS": debian_headers(architecture),
     }
     return [f"-D{name}={value}" for name, value in options.items()]
+
+
+def debian_headers(architecture: str) -> Path:
+    """A folder to search last for headers. Python.h of Debian's Python includes a file of a folder that is named after
+    the architecture. Its content depends on the size of a pointer and the byte order, which our architectures share."""
+    folder = WORK / "headers" / architecture
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / f"{architecture}-linux-gnu"
+    if not link.is_symlink():
+        link.symlink_to(f"/usr/include/{platform.machine()}-linux-gnu")
+    return folder
 
 
 def tools() -> dict[str, str]:
