@@ -1,4 +1,5 @@
-"""Writes docs/versions.md from the table and the results."""
+"""Writes docs/versions.md from the table and the results. A row without results keeps its line, if its versions are
+those of the table."""
 
 from itertools import groupby
 
@@ -36,9 +37,22 @@ def _cell(result: dict | None) -> str:
     return f"{len(result['passed'])}" + (f", **{failed} failed**" if failed else "")
 
 
+def _line_before(row: Row) -> str:
+    """The line of the page as it is; empty if there is none with these versions."""
+    pinned = dict(each.split("==") for each in row.requires)
+    versions = [f"{name} {pinned[name]}" for name in row.shown if name in pinned]
+    for line in PAGE.read_text().splitlines():
+        words = set(line.replace("|", ",").split(", "))
+        if line.startswith(f"| {row.name} |") and {each.strip() for each in words} >= {*versions}:
+            return line if line.count("|") == 5 + len(PROGRAMS[row.programs]) else ""
+    return ""
+
+
 def _line(row: Row) -> str:
     found = known(row)
     names = [program.name for program in PROGRAMS[row.programs]]
+    if found is None and (line := _line_before(row)):
+        return line
     if not found or "versions" not in found:
         versions, date = ", ".join(row.requires), ""
         python, cells = f"3.{row.python[3:]}", [NOT_RUN] * len(names)
@@ -51,7 +65,7 @@ def _line(row: Row) -> str:
     return "| " + " | ".join([row.name, versions, python, *cells, date]) + " |"
 
 
-def write() -> None:
+def text() -> str:
     parts = [HEAD]
     for group, rows in groupby(ROWS, key=lambda row: row.group):
         rows = list(rows)
@@ -59,4 +73,8 @@ def write() -> None:
         header = ["environment", "versions", "Python", *names, "date"]
         lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         parts.append("\n".join([f"## {group}", "", *lines, *map(_line, rows), ""]))
-    PAGE.write_text("\n".join(parts))
+    return "\n".join(parts)
+
+
+def write() -> None:
+    PAGE.write_text(text())
