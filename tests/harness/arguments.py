@@ -47,6 +47,8 @@ def public_functions(module: Any, known: Any = None) -> dict[str, Function]:
             continue
         if isinstance(value, type) and issubclass(value, BaseException):
             continue
+        if getattr(value, "_is_protocol", False):  # is in annotations only
+            continue
         if str(getattr(value, "__module__", "")).startswith("horoplug"):
             found[name] = value
     return found
