@@ -1,6 +1,7 @@
 """Each wheel for this machine's architecture, installed with its Python. Not part of make test: make test-wheels."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,10 @@ def test_killed_rank_is_named(installed):
     done = horovodrun(installed, LEAVE, check=False)
     assert done.returncode != 0
     assert "rank 1" in done.stdout + done.stderr
-    assert "second" in done.stdout + done.stderr
+    # Rank 0 may still wait for the first operation, of which rank 1 had the result.
+    assert re.search(
+        r"'allreduce\.(first|second)' failed: rank 1 has died", done.stdout + done.stderr
+    )
 
 
 def test_uninstalls_completely(installed):
