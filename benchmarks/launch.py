@@ -147,8 +147,8 @@ def main() -> int:
         "import, init and launch",
         ABOUT,
         COLUMNS,
-        [Plot("bars", "way", "seconds", "ranks")],
-        ranks=args.ranks,
+        [Plot("bars", "ranks", "seconds", "way")],
+        ranks=1,
         options=options_of(args),
     )
     with tempfile.TemporaryDirectory() as cache:

@@ -18,6 +18,8 @@ BUILD = ROOT / "build" / "wheels"
 PYTHON = (3, 11)  # of Debian 12
 PACKAGES = ("cloudpickle", "iniconfig", "numpy", "packaging", "pluggy", "psutil", "Pygments")
 PACKAGES += ("pytest", "pytest-timeout", "PyYAML", "ml_dtypes")
+# Of csrc/tests. Emulated tests of the engine take half an hour.
+FOLDERS = ("base", "device", "transport", "controller", "trace", "collectives", "engine")
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a chroot"),
     pytest.mark.timeout(3600),
@@ -27,7 +29,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def old():
     """Debian 11, with glibc 2.31: the oldest one that Debian's servers have."""
-    return UserLand("bullseye", packages=("python3-minimal",))
+    return UserLand("bullseye")
 
 
 @pytest.fixture(scope="module")
@@ -35,32 +37,35 @@ def arm():
     return UserLand("bookworm", "arm64", packages=("python3", "python3-venv"))
 
 
-def core_tests(user_land, architecture, *arguments):
-    folder = BUILD / f"{architecture}-tests"
-    return user_land.run(
-        folder / "bin" / "horoplug_tests", *arguments, shared=(ROOT / "build",), timeout=1800
-    )
+def core_tests(user_land, architecture, folder):
+    program = BUILD / f"{architecture}-tests" / "bin" / "horoplug_tests"
+    files = f"--source-file=*tests/{folder}/*"
+    return user_land.run(program, files, shared=(ROOT / "build",), timeout=3000)
 
 
-def test_core_passes_its_tests_in_debian_11(old):
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_core_passes_its_tests_in_debian_11(old, folder):
     assert "glibc 2.31" in old.run("getconf", "GNU_LIBC_VERSION").stdout
-    assert " 0 failed" in core_tests(old, "x86_64").stdout
+    assert " 0 failed" in core_tests(old, "x86_64", folder).stdout
 
 
 @pytest.mark.parametrize(
     "name", ["libhoroplug.so", "libhoroplug_jax.so", "libhoroplug_tensorflow.so"]
 )
-def test_library_loads_in_debian_11(old, tmp_path, name):
+def test_library_loads_in_debian_11(old, name):
     """Debian 11's own Python is older than those for which there are wheels."""
     wheel = next(WHEELS.glob("*_x86_64.whl"))
     shutil.unpack_archive(wheel, old.root / "opt" / "wheel", "zip")
-    code = f"import ctypes, os; ctypes.CDLL('/opt/wheel/horoplug/{name}', os.RTLD_NOW)"
-    old.run("python3", "-c", code)
+    variables = (f"LD_PRELOAD=/opt/wheel/horoplug/{name}", "LD_BIND_NOW=1")
+    done = old.run("env", *variables, "cat", "/proc/self/maps")
+    assert done.stderr == ""
+    assert name in done.stdout
 
 
-def test_core_passes_its_tests_on_aarch64(arm):
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_core_passes_its_tests_on_aarch64(arm, folder):
     assert arm.run("uname", "-m").stdout == "aarch64\n"
-    assert " 0 failed" in core_tests(arm, "aarch64").stdout
+    assert " 0 failed" in core_tests(arm, "aarch64", folder).stdout
 
 
 @pytest.fixture(scope="module")
