@@ -112,7 +112,8 @@ print(_native.cpu_kernels(), hvd.allreduce(np.ones(3, np.float16), op=hvd.Sum).t
 
 
 @pytest.mark.parametrize(
-    "file", ["test_numpy_ops.py", "test_dtypes.py", "test_process_sets.py", "test_numpy_kill.py"]
+    "file",
+    ["test_numpy_ops.py", "test_dtypes.py", "test_rooted_operations.py", "test_numpy_kill.py"],
 )
 def test_numpy_api_on_aarch64(arm_python, file):
     options = ("-q", "-p", "no:cacheprovider", "-m", "not matrix", "--rootdir=/opt/checkout")
