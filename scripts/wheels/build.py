@@ -4,12 +4,15 @@ Compiles with ziglang, whose clang knows the symbols of each version of glibc, s
 with glibc 2.17 or newer (manylinux2014). The libraries without Python in them are compiled once for an architecture and
 are the same bytes in all of its wheels. The Python that runs this needs requirements/wheels.txt."""
 
+import gzip
+import io
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import sbom
@@ -109,6 +112,23 @@ def finish(wheel: Path, architecture: str, to: Path) -> None:
     run(sys.executable, "-m", "wheel", "pack", "-d", to, tree)
 
 
+def without_traces(archive: Path, date: int) -> None:
+    """Writes the source archive anew, without the times, the owner and the permissions of the files of this machine."""
+    with tarfile.open(archive) as source:
+        members = [(each, source.extractfile(each)) for each in source.getmembers()]
+        contents = [(each, stream.read() if stream else b"") for each, stream in members]
+    with (
+        open(archive, "wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=date) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as target,
+    ):
+        for member, content in sorted(contents, key=lambda each: each[0].name):
+            plain = tarfile.TarInfo(member.name)
+            plain.type, plain.size, plain.mtime = member.type, member.size, date
+            plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            target.addfile(plain, io.BytesIO(content))
+
+
 def main(folder: str) -> None:
     to = Path(folder).resolve()
     shutil.rmtree(to, ignore_errors=True)
@@ -129,6 +149,8 @@ def main(folder: str) -> None:
             finish(wheel, architecture, to)
     code = f"from setuptools import build_meta; build_meta.build_sdist({str(to)!r})"
     run(sys.executable, "-c", code)
+    (archive,) = to.glob("*.tar.gz")
+    without_traces(archive, int(os.environ["SOURCE_DATE_EPOCH"]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """The bill of materials of a wheel: what its libraries contain beside horoplug's own code (PEP 770, CycloneDX)."""
 
+import datetime
 import importlib.metadata
+import os
 import re
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -47,10 +50,16 @@ def add(info: Path) -> None:
     """Writes the bill and the licences into a wheel's folder ``.dist-info``."""
     metadata = importlib.metadata.PathDistribution(info).metadata
     licenses = LicenseFactory()
-    bom = Bom(serial_number=None)
+    # Nothing random and no time of this build, so that two builds give the same bytes.
+    date = int(os.environ["SOURCE_DATE_EPOCH"])
+    bom = Bom(
+        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"horoplug {metadata['Version']} {date}")
+    )
+    bom.metadata.timestamp = datetime.datetime.fromtimestamp(date, datetime.timezone.utc)
     bom.metadata.component = Component(
         name="horoplug",
         version=metadata["Version"],
+        bom_ref="horoplug",
         type=ComponentType.LIBRARY,
         licenses=[licenses.make_from_string("Apache-2.0")],
         purl=PackageURL("pypi", name="horoplug", version=metadata["Version"]),
@@ -58,6 +67,7 @@ def add(info: Path) -> None:
     for part in parts():
         component = Component(
             name=part.name,
+            bom_ref=part.name,
             version=part.version,
             type=ComponentType.LIBRARY,
             licenses=[licenses.make_from_string(part.license)],
