@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from harness import mpi
+from harness import mpi, whole_job
 from harness.job import LAUNCH, command_line, options_of
 from harness.record import Column, Plot, Record
 
@@ -94,37 +92,24 @@ def ways(ranks: int, folder: str) -> Iterator[Way]:
     yield Way("numpy", [*horovodrun, numpy], next(iter(mpi.installed()), "torchrun"))
 
 
-def run(way: Way, environment: Mapping[str, str]) -> tuple[float, float]:
-    """Seconds and processor seconds of the job. Errors: RuntimeError if it fails or takes longer than the limit."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        ["timeout", str(LIMIT), *way.command],
-        env={**environment, **way.environment},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(process.pid, 0)  # with its descendants, for which it has waited
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{way.name} has failed with status {process.returncode}")
-    return time.perf_counter() - began, used.ru_utime + used.ru_stime
-
-
 def measure(record: Record, ranks: int, rounds: int, environment: Mapping[str, str]) -> None:
+    def cost(way: Way) -> whole_job.Cost:
+        return whole_job.run(way.command, {**environment, **way.environment}, LIMIT)
+
     with tempfile.TemporaryDirectory() as folder:
         all_ways = list(ways(ranks, folder))
         for way in all_ways:
-            run(way, environment)  # fills the cache of compiled bytecode
-        found: dict[str, list[tuple[float, float]]] = {way.name: [] for way in all_ways}
+            cost(way)  # fills the cache of compiled bytecode
+        found: dict[str, list[whole_job.Cost]] = {way.name: [] for way in all_ways}
         for _ in range(rounds):
             for way in all_ways:
-                found[way.name].append(run(way, environment))
+                found[way.name].append(cost(way))
     for way in all_ways:
         seconds, processor = zip(*found[way.name], strict=True)
         ratios = []
         if way.peer:
             pairs = zip(found[way.peer], found[way.name], strict=True)
-            ratios = [peer[0] / own[0] for peer, own in pairs]
+            ratios = [peer.seconds / own.seconds for peer, own in pairs]
         quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else []
         record.row(
             ranks=ranks,
@@ -151,9 +136,7 @@ def main() -> int:
         ranks=1,
         options=options_of(args),
     )
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with whole_job.cached_bytecode() as environment:
         measure(record, args.ranks, args.rounds, environment)
     return record.end(args.json)
 

@@ -19,19 +19,17 @@ the table); ``barrier`` is one wait until all have arrived. ``received`` are the
 from __future__ import annotations
 
 import multiprocessing
-import os
 import secrets
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
+from harness import whole_job
 from harness.job import LAUNCH, command_line, options_of
 from harness.record import Column, Plot, Record
+from harness.whole_job import Cost
 
 from horoplug.base import descriptors
 from horoplug.rendezvous.connections.records import Barrier, RankRecords
@@ -67,24 +65,12 @@ os.environ["HOROVOD_HOSTNAME"] = str(int(os.environ["HOROVOD_RANK"]) * {hosts} /
 LIMIT = 600.0  # seconds for one job
 
 
-class Cost(NamedTuple):
-    seconds: float
-    processor: float
-
-
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def run_job(ranks: int, program: str, env: Mapping[str, str]) -> Cost:
-    """Start one job. Errors: RuntimeError if it fails."""
     command = [sys.executable, "-c", LAUNCH, "-np", str(ranks), sys.executable, "-c", program]
-    began = time.perf_counter()
-    process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)  # with its descendants, for which it has waited
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"a job of {ranks} ranks has failed")
-    return Cost(time.perf_counter() - began, used.ru_utime + used.ru_stime)
+    return whole_job.run(command, env, LIMIT)
 
 
 def median(costs: list[Cost]) -> Cost:
@@ -227,9 +213,7 @@ def main() -> int:
         ranks=1,
         options=options_of(args),
     )
-    with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)
+    with whole_job.cached_bytecode() as env:
         if args.ranks:
             run_job(2, PROGRAMS["init"], env)  # fills the cache
         for ranks in args.ranks:

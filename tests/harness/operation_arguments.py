@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 import horoplug as hvd
+from horoplug.common.variants import operation_of
 from tests.harness import arguments
 from tests.harness.arguments import NoEffect, Outcomes, ShownBy
 
@@ -63,11 +63,6 @@ USUAL: dict[str, dict[str, Any]] = {
     "send_object": {"obj": "object", "dest": 8},
     "recv_object": {"source": 8},
 }
-
-
-def operation_of(name: str) -> str:
-    """The operation of a variant such as grouped_allreduce_async_."""
-    return re.sub(r"^grouped_|(_async)?_?$", "", name)
 
 
 @contextlib.contextmanager

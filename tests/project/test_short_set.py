@@ -6,6 +6,7 @@ import pytest
 
 from conftest import ALL_TESTS
 from horoplug import cli
+from horoplug.common.variants import operation_of
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS
 from tests.harness import ROOT, public_api, short_set
 
@@ -15,7 +16,6 @@ PAGES = sorted(public_api.PAGES.glob("*.md"))
 # Where the tests of a module are that has none in the set, with the reason.
 ELSEWHERE = {"horoplug.lightning": "make test-integrations, which installs Lightning"}
 BINDINGS = ("jax", "keras", "mxnet", "ray", "run", "spark", "tensorflow", "torch")
-VARIANT = re.compile(r"^grouped_|_async|_$")
 
 
 def public_names(page):
@@ -28,7 +28,7 @@ def public_names(page):
         functions = (
             re.findall(r"^def (\w+)", stub.read_text(), re.MULTILINE) if stub.exists() else []
         )
-        names |= {f"{name}.{VARIANT.sub('', each)}": None for each in functions} or {name: None}
+        names |= {f"{name}.{operation_of(each)}": None for each in functions} or {name: None}
     return [name for name in names if name.rpartition(".")[0] not in ELSEWHERE]
 
 
