@@ -112,8 +112,9 @@ def finish(wheel: Path, architecture: str, to: Path) -> None:
     run(sys.executable, "-m", "wheel", "pack", "-d", to, tree)
 
 
-def without_traces(archive: Path, date: int) -> None:
-    """Writes the source archive anew, without the times, the owner and the permissions of the files of this machine."""
+def normalise(archive: Path, date: int) -> None:
+    """Rewrites a source archive: the date of all files is ``date``, and their owner and permissions are fixed, so that
+    two builds give the same bytes."""
     with tarfile.open(archive) as source:
         members = [(each, source.extractfile(each)) for each in source.getmembers()]
         contents = [(each, stream.read() if stream else b"") for each, stream in members]
@@ -150,7 +151,7 @@ def main(folder: str) -> None:
     code = f"from setuptools import build_meta; build_meta.build_sdist({str(to)!r})"
     run(sys.executable, "-c", code)
     (archive,) = to.glob("*.tar.gz")
-    without_traces(archive, int(os.environ["SOURCE_DATE_EPOCH"]))
+    normalise(archive, int(os.environ["SOURCE_DATE_EPOCH"]))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def add(info: Path) -> None:
     """Writes the bill and the licences into a wheel's folder ``.dist-info``."""
     metadata = importlib.metadata.PathDistribution(info).metadata
     licenses = LicenseFactory()
-    # Nothing random and no time of this build, so that two builds give the same bytes.
+    # The serial number and the time follow from version and date, so that two builds give the same bytes.
     date = int(os.environ["SOURCE_DATE_EPOCH"])
     bom = Bom(
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"horoplug {metadata['Version']} {date}")

@@ -100,7 +100,7 @@ def _files(text: str, folder: Path) -> Iterator[Path]:
 
 @functools.cache
 def text_of(file: Path, name: str) -> str:
-    """What a test says, directly and indirectly."""
+    """The source of a test, and of everything that it refers to in its module and in tests/harness."""
     texts: dict[str, None] = {}
     words: set[str] = set()
     whole: set[Path] = (

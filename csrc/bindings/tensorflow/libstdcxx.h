@@ -21,7 +21,7 @@ struct StringView {
   const char* data;
 };
 
-// A constant std::string, whose characters belong to another object.
+// A std::string that is only read. Its characters belong to another object.
 struct String {
   explicit String(const char* text)
       : data(text), size(std::string_view(text).size()), capacity(size) {}
