@@ -1,5 +1,5 @@
 # Needs only a bare Debian machine with python3: make demo, make test. All files are created in the checkout:
-# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix), .venv-mxnet, .venv-wheels,
+# .venv (tools and the package, installed in place), .venv-oldest (of make test-matrix and test-wheels), .venv-mxnet, .venv-wheels,
 # .venv-free-threaded, build (one CMake directory per configuration), dist, .cache.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -156,7 +156,7 @@ check-wheels: wheels
 	$(WHEELS_PYTHON) scripts/wheels/check.py dist/wheels
 
 # Files that make test does not collect, because of their names.
-test-wheels: wheels .venv/.test build/.system-test
+test-wheels: wheels .venv/.test .venv-oldest/.installed build/.system-test
 	@scripts/system-packages $(PYTHON) debootstrap qemu-user-static
 	@$(WHEELS_PYTHON) scripts/wheels/core_tests.py >/dev/null
 	@$(ACTIVATE) python -m pytest -o python_files='*.py' tests/wheels $(PYTEST_ARGS)
