@@ -156,7 +156,7 @@ check-wheels: wheels
 	$(WHEELS_PYTHON) scripts/wheels/check.py dist/wheels
 
 # Files that make test does not collect, because of their names.
-test-wheels: wheels .venv/.test .venv-oldest/.installed build/.system-test
+test-wheels: wheels .venv/.test .venv/.tensorflow .venv/.jax .venv-oldest/.installed build/.system-test
 	@scripts/system-packages $(PYTHON) debootstrap qemu-user-static
 	@$(WHEELS_PYTHON) scripts/wheels/core_tests.py >/dev/null
 	@$(ACTIVATE) python -m pytest -o python_files='*.py' tests/wheels $(PYTEST_ARGS)
