@@ -153,14 +153,12 @@ class Prepared:
 
 @dataclass(kw_only=True)
 class EngineConfig:
-    """The settings of an :class:`Engine`. Units and defaults are those of ``hp_config`` in the C ABI: seconds and
-    bytes; 0 stands for the core's default."""
+    """The connections of an :class:`Engine`, and its settings."""
 
     rank: int = 0
     size: int = 1
     host: int = 0
     """Index of this process's host."""
-    local_rank: int = 0
     peers: Sequence[tuple[int, int, int, int, int]] = ()
     """``(rank, host, stream_fd, segment_fd, doorbell_fd)`` of each other rank. The engine takes ownership of every
     descriptor in this object, even if it fails to start."""
@@ -181,38 +179,35 @@ class EngineConfig:
     connection_requests: int = -1
     """A stream socket to which the engine writes the ranks that it needs connections to
     (``hp_config.connection_requests_fd``); -1: all connections exist."""
-    transfers_outlive_ranks: bool = False
-    """Whether sends and recvs between the other ranks go on when a rank leaves."""
     gpu_files: Sequence[str] = ()
 
-    fusion_threshold: int = 0
-    cache_capacity: int = 0
+    # Settings: the rows of settings.def, written by scripts/settings.py.
+    fusion_threshold: int = 134217728
     separate_groups: bool = False
-    process_sets: str = ""
-    plan_after: int = 0
-    bucket_bytes: int = 0
+    cache_capacity: int = 8192
+    plan_after: int = 3
+    bucket_bytes: int = 8388608
+    autotune: bool | None = None
+    autotune_log: str | None = None
+    autotune_warmup: int = 3
+    autotune_steps: int = 10
+    autotune_samples: int = 20
+    autotune_fixed: int = 0
     algorithm: str | None = None
     gpu_algorithm: str | None = None
-    progress_cpu: int = -1
-    """The CPU that the progress thread runs on; -1: any."""
-    processor_quota: float = 0.0
-    """CPU time per second that the ranks of this host may use together (1.5: one and a half processors); 0: no
-    limit."""
-
-    stall_check_time: float = 0.0
+    data_timeout: float = 30.0
+    operation_timeout: float = 1800.0
+    deadlock_time: float = 5.0
+    stall_check_time: float = 60.0
     stall_shutdown_time: float = 0.0
-    data_timeout: float = 0.0
-    operation_timeout: float = 0.0
-    deadlock_time: float = 0.0
+    local_rank: int = 0
+    progress_cpu: int = -1
+    processor_quota: float = 0.0
+    process_sets: str | None = None
+    transfers_outlive_ranks: bool = False
+    log_level: int = 3
+    # End of the settings.
 
-    autotune: int = 0
-    autotune_fixed: int = 0
-    autotune_warmup: int = 0
-    autotune_steps: int = 0
-    autotune_samples: int = 0
-    autotune_log: str = ""
-
-    log_level: int = 0
     log: Callable[[int, str], None] | None = None
     """Called with (level, text) of each log message, in a separate thread; None: messages go to stderr."""
 
@@ -346,7 +341,7 @@ class Engine:
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...
     def set_limits(self, data_timeout: float, operation_timeout: float) -> None:
-        """Change two limits of :class:`EngineConfig`, for operations in flight, too; on all ranks. Seconds; negative:
+        """Change two limits of :class:`EngineConfig`, for operations in flight, too; on all ranks. Seconds; 0:
         no limit."""
 
     def attach(self, group: Engine, name: str, ranks: Sequence[int]) -> None:

@@ -5,15 +5,13 @@ It must be fast, and must not fail: the backend itself is imported when a proces
 
 from __future__ import annotations
 
-import os
 import warnings
 from importlib import import_module
 from typing import Any
 
-from horoplug.base.variables import VARIABLES, read
+from horoplug.base.config import value
 
 BACKEND = "horoplug"
-_AS_GLOO = next(variable for variable in VARIABLES if variable.field == "as_gloo")
 
 
 def autoload() -> None:
@@ -38,7 +36,7 @@ def register() -> None:
     without_hook = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(without_hook, set):
         without_hook.add(BACKEND)
-    if read(_AS_GLOO, os.environ):
+    if value("AS_GLOO"):
         _c10d().replace_gloo()
 
 

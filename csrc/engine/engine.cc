@@ -63,7 +63,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       handles_(*handle_table_),
       doorbell_(self_of(config_).doorbell),
       submissions_(handles_, *doorbell_),
-      tuning_log_(config_.options.autotune_log, config_.log),
+      tuning_log_(config_.rank == 0 ? config_.options.autotune_log : "", config_.log),
       activity_{.last_event = steady_now()},
       mesh_(take_lanes(config_), doorbell_,
             [this](int from, Bytes message) { dispatcher_.receive(from, std::move(message)); }),

@@ -23,24 +23,18 @@ std::string text_of(const std::array<LinkCosts, kOpKindCount>& costs) {
 std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig& config) {
   std::size_t lanes = 0;
   for (const Member& member : config.members) lanes = std::max(lanes, member.lanes.size());
-  return {
+  std::vector<std::pair<std::string, std::string>> settings{
       {"horoplug version", HOROPLUG_VERSION},
       {"number of ranks", std::to_string(config.size())},
-      {"fusion threshold", std::to_string(config.options.fusion_threshold)},
-      {"cache capacity", std::to_string(config.options.cache_capacity)},
-      {"process sets", config.options.process_sets.empty() ? "none" : config.options.process_sets},
-      {"algorithm", config.options.algorithm.empty() ? "automatic" : config.options.algorithm},
-      {"algorithm on GPUs",
-       config.options.gpu_algorithm.empty() ? "the same" : config.options.gpu_algorithm},
-      {"steps before a plan", std::to_string(config.options.plan_after)},
-      {"bucket bytes", std::to_string(config.options.tuning.bucket_bytes)},
-      {"autotune", std::to_string(static_cast<int>(config.options.tuner.mode))},
       {"data between hosts", config.mpi ? "over MPI" : "over TCP"},
       {"number of connections between hosts", std::to_string(lanes + 1)},
       {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
       {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
       {"costs of MPI's own collectives", config.mpi ? text_of(config.options.costs.mpi) : "none"},
   };
+  const auto compared = compared_settings(config.options);
+  settings.insert(settings.begin() + 2, compared.begin(), compared.end());
+  return settings;
 }
 
 }  // namespace

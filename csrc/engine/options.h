@@ -1,7 +1,6 @@
 // The configuration of an engine.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "collectives/costs.h"
 #include "controller/plans/tuner.h"
 #include "device/cuda/driver/toolkit.h"
+#include "engine/settings.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
 #include "transport/mpi/mpi.h"
@@ -20,48 +20,11 @@
 
 namespace horoplug {
 
-// A time limit in seconds, which any thread may change while an engine uses it.
-class TimeLimit {
- public:
-  TimeLimit(double seconds) : seconds_(seconds) {}  // NOLINT(google-explicit-constructor)
-  TimeLimit(const TimeLimit& other) : TimeLimit(static_cast<double>(other)) {}
-  TimeLimit& operator=(const TimeLimit& other) {
-    seconds_.store(other, std::memory_order_relaxed);
-    return *this;
-  }
-  operator double() const {  // NOLINT(google-explicit-constructor)
-    return seconds_.load(std::memory_order_relaxed);
-  }
-
- private:
-  std::atomic<double> seconds_;
-};
-
-// Times in seconds; negative means never.
-struct EngineOptions {
-  std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
-  bool fuse_groups = true;
-  std::size_t cache_capacity = 8192;
-  int plan_after = 3;  // identical steps; 0: no plans
-  Tuning tuning;       // the initial values
-  TunerOptions tuner;
-  std::string autotune_log;  // a CSV file for the tuner's results; empty: none
-  double stall_check_time = 60;
-  double stall_shutdown_time = -1;
-  TimeLimit data_timeout = 30;
-  TimeLimit operation_timeout = 1800;
-  double deadlock_time = 5;
-  std::string algorithm;       // used wherever it can run; empty: the cheapest
-  std::string gpu_algorithm;   // the same for tensors on GPUs; empty: `algorithm`
-  std::string process_sets;    // added after the start; the same on all ranks
-  Costs costs;                 // from which algorithms are chosen; the same on all ranks
-  int progress_cpu = -1;       // the progress thread runs on this CPU only; -1: anywhere
-  int local_rank = 0;          // selects the GPU of a rank that joins before it uses one
-  double processor_quota = 0;  // processors' worth of time for the ranks of this host; 0: no limit
-  bool encrypted = false;      // nothing that cannot be encrypted may carry data between hosts
-  // Sends and recvs between the other ranks go on when a rank leaves. Needs operation_timeout:
-  // there is no stall inspection without that rank.
-  bool transfers_outlive_ranks = false;
+// The settings, and what the engine is told or derives besides them.
+struct EngineOptions : Settings {
+  TunerOptions tuner;      // the values to try; the settings `autotune...` replace the rest
+  Costs costs;             // from which algorithms are chosen; the same on all ranks
+  bool encrypted = false;  // nothing that cannot be encrypted may carry data between hosts
 };
 
 // How one rank is reached. Ranks on the same host share memory: a memfd, or memory of the process

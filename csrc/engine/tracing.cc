@@ -43,22 +43,22 @@ void Tracing::start(const std::string& path, bool mark_cycles) {
   options.mark_cycles = mark_cycles;
   auto timeline = std::make_shared<Timeline>(
       path, options, [log = log_](const std::string& text) { log(LogLevel::kWarning, text); });
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard only_one(changing_);
   // The new one begins after the old one is complete: they may be the same file.
-  if (current_) current_->close();
-  current_.reset();
-  ++changes_;
+  if (const auto old = replace(nullptr)) old->close();
   timeline->begin();
-  current_ = std::move(timeline);
-  ++changes_;
+  replace(std::move(timeline));
 }
 
 void Tracing::stop() {
+  const std::lock_guard only_one(changing_);
+  if (const auto old = replace(nullptr)) old->close();
+}
+
+std::shared_ptr<Timeline> Tracing::replace(std::shared_ptr<Timeline> timeline) {
   const std::lock_guard lock(mutex_);
-  if (!current_) return;
-  current_->close();
-  current_.reset();
   ++changes_;
+  return std::exchange(current_, std::move(timeline));
 }
 
 void Tracing::take_over() {

@@ -65,6 +65,8 @@ class Tracing {
     return timeline_ != nullptr;
   }
   void take_over();
+  // Makes it the current timeline; returns the one before.
+  std::shared_ptr<Timeline> replace(std::shared_ptr<Timeline> timeline);
 
   void write_cycle(const ProcessSet& set);
   void write_submitted(const Operation& operation);
@@ -86,7 +88,9 @@ class Tracing {
   const bool writes_;
   const Log log_;
 
-  // Used by any thread.
+  // Used by any thread. The first is held while files are opened and completed; the loop takes only
+  // the second, which nothing holds for long.
+  std::mutex changing_;
   std::mutex mutex_;
   std::shared_ptr<Timeline> current_;
   std::atomic<std::uint64_t> changes_{0};

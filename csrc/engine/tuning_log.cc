@@ -41,9 +41,12 @@ TuningLog::TuningLog(const std::string& path, const Log& log) : log_(log) {
   fd_ = open_private_file(path,
                           "the log of the autotuner (HOROVOD_AUTOTUNE_LOG) cannot be written to");
   if (::ftruncate(fd_, 0) == 0) append("process_set,setting,value,steps,median_step_ms,chosen\n");
+  writer_ = std::make_unique<Worker>();
 }
 
 TuningLog::~TuningLog() {
+  constexpr double kAsLongAsItTakes = 1e9;
+  if (writer_) writer_->run([] {}, kAsLongAsItTakes);
   if (fd_ >= 0) ::close(fd_);
 }
 
@@ -70,7 +73,7 @@ void TuningLog::write(std::uint32_t set, const Trial& trial) {
     lines << set << ',' << trial.setting << ',' << choice.value << ',' << trial.turns << ','
           << milliseconds(choice.seconds) << ',' << (i == trial.chosen ? 1 : 0) << '\n';
   }
-  append(lines.str());
+  if (writer_) writer_->post([this, text = lines.str()] { append(text); });
 }
 
 }  // namespace horoplug

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from horoplug._native import Engine, EngineConfig
+from horoplug._native import Engine, EngineConfig, Tunable
 from horoplug.base import log
 from horoplug.base.config import Config
 from horoplug.base.processors import engine_processors, starting_threads_on
+from horoplug.base.variables import TUNABLE
 from horoplug.common import gpu
 from horoplug.rendezvous.connections.connected import PeerConnections
 
@@ -27,39 +27,17 @@ def start_engine(
     sends and recvs between the other ranks go on when a rank leaves. Raises the core's Error."""
     cpus, local_rank = config.thread_affinity, connections.local_rank
     processors = engine_processors(connections.processors, connections.local_size)
-    tuning = zip(
-        (
-            "autotune",
-            "autotune_fixed",
-            "autotune_warmup",
-            "autotune_steps",
-            "autotune_samples",
-            "autotune_log",
-        ),
-        config.core_autotune,
-        strict=True,
-    )
     settings = EngineConfig(
         **connections.release(),
-        **dict[str, Any](tuning),
+        **config.core,
+        autotune_fixed=sum(Tunable[TUNABLE[name]] for name in config.autotune_fixed),
+        gpu_algorithm=config.gpu_algorithm,
         local_rank=local_rank,
-        gpu_files=gpu.files(),
-        fusion_threshold=config.fusion_threshold,
-        cache_capacity=config.cache_capacity,
-        separate_groups=config.disable_group_fusion,
+        progress_cpu=cpus[local_rank] if local_rank < len(cpus) else -1,
         process_sets=", ".join(map(str, process_sets)),
         transfers_outlive_ranks=transfers_outlive_ranks,
-        plan_after=config.plan_after_steps,
-        bucket_bytes=config.plan_bucket_size,
-        algorithm=config.algorithm,
-        gpu_algorithm=config.gpu_algorithm,
-        progress_cpu=cpus[local_rank] if local_rank < len(cpus) else -1,
-        stall_check_time=config.stall_check_time_seconds,
-        stall_shutdown_time=config.stall_shutdown_time_seconds,
-        data_timeout=config.gloo_timeout_seconds,
-        operation_timeout=config.operation_timeout_seconds,
-        deadlock_time=config.deadlock_time_seconds,
-        log_level=config.core_log_level,
+        gpu_files=gpu.files(),
+        log_level=log.LEVELS.index(config.log_level),
         log=log.from_core,
     )
     with starting_threads_on(processors):

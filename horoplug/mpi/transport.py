@@ -93,7 +93,7 @@ class MpiTransport:
         self.costs: Costs | None = None
         self._known = {} if known is None else known
         self._rank, self._size = config.rank, config.size
-        self._call_seconds = config.gloo_timeout_seconds
+        self._call_seconds = config.data_timeout
         self._mpi_cuda = config.mpi_cuda
         self._gpu_support = MpiOnGpu.NOTHING
         self._communicator: Any = None

@@ -107,7 +107,7 @@ class Rendezvous:
             generation=generation,
             key=host_key(config.hostname),
             timeout=config.start_timeout,
-            data_timeout=config.gloo_timeout_seconds,
+            data_timeout=config.data_timeout,
             interface=config.gloo_iface,
             streams=config.num_streams,
             mpi=None if config.encrypt else MpiTransport(config, launched, self._mpi_costs),
@@ -131,7 +131,7 @@ class Rendezvous:
 
     def failed(self) -> None:
         """Tell the rendezvous that a job that runs under MPI has failed: MPI_Finalize then gets a time limit."""
-        seconds = self._config.gloo_timeout_seconds
+        seconds = self._config.data_timeout
         if mpi_thread.thread_level() is not None:
             mpi_thread.finalise_within(
                 seconds,

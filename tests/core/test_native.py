@@ -107,7 +107,7 @@ def test_cpu_kernels_are_the_best_that_the_processor_and_the_system_have():
 
 
 def test_module_constants():
-    assert _native.ABI_VERSION == 2
+    assert _native.ABI_VERSION == 3
     assert _native.dtype_size(FLOAT32) == 4
     assert _native.dtype_size(99) == 0
     for line in _native.algorithms().splitlines():
@@ -127,6 +127,14 @@ def test_engine_config_rejects_unknown_settings_and_wrong_types():
         EngineConfig(rang=1)
     with pytest.raises(TypeError, match="rank has a wrong type"):
         EngineConfig(rank="1")
+
+
+def test_settings_are_checked_by_the_core():
+    off = EngineConfig(plan_after=0, autotune=False, operation_timeout=0, algorithm=None)
+    assert (off.plan_after, off.autotune, off.operation_timeout) == (0, False, 0)
+    Engine(off).shutdown()
+    with pytest.raises(Error, match="plan_after is 70000; it must be from 0 to 65536 steps"):
+        Engine(EngineConfig(plan_after=70000))
 
 
 def test_allreduce_on_one_rank(engine):

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from horoplug.base.variables import IGNORED, VARIABLES
+from horoplug.base.config import VARIABLES
+from horoplug.base.variables import IGNORED
 from horoplug.runner import config_file, launch
 from horoplug.runner.arguments import parse
 from horoplug.runner.flags import all_flags

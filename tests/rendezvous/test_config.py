@@ -7,8 +7,8 @@ import re
 import pytest
 
 from horoplug.base import config, log
-from horoplug.base.config import Config
-from horoplug.base.variables import IGNORED, VARIABLES
+from horoplug.base.config import VARIABLES, Config
+from horoplug.base.variables import IGNORED
 from horoplug.common.errors import (
     HorovodInternalError,
     HorovodVersionMismatchError,
@@ -36,13 +36,15 @@ def test_horoplug_variables_override_horovod_variables():
 @pytest.mark.parametrize(
     ("variable", "value", "field", "expected"),
     [
-        ("FUSION_THRESHOLD", "0", "fusion_threshold", -1),
-        ("CACHE_CAPACITY", "0", "cache_capacity", -1),
-        ("STALL_CHECK_DISABLE", "1", "stall_check_time_seconds", -1.0),
-        ("STALL_CHECK_TIME_SECONDS", "2.5", "stall_check_time_seconds", 2.5),
-        ("STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_shutdown_time_seconds", 90.0),
-        ("OPERATION_TIMEOUT_SECONDS", "0", "operation_timeout_seconds", -1.0),
-        ("DEADLOCK_TIME_SECONDS", "1", "deadlock_time_seconds", 1.0),
+        ("FUSION_THRESHOLD", "0", "fusion_threshold", 0),
+        ("CACHE_CAPACITY", "0", "cache_capacity", 0),
+        ("STALL_CHECK_DISABLE", "1", "stall_check_time", 0.0),
+        ("STALL_CHECK_TIME_SECONDS", "2.5", "stall_check_time", 2.5),
+        ("STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_shutdown_time", 90.0),
+        ("OPERATION_TIMEOUT_SECONDS", "0", "operation_timeout", 0.0),
+        ("OPERATION_TIMEOUT_SECONDS", "-1", "operation_timeout", 0.0),
+        ("PLAN_AFTER_STEPS", "0", "plan_after", 0),
+        ("DEADLOCK_TIME_SECONDS", "1", "deadlock_time", 1.0),
         ("LOG_LEVEL", "DEBUG", "log_level", "debug"),
         ("LOG_HIDE_TIME", "true", "log_hide_time", True),
         ("THREAD_AFFINITY", "3,1", "thread_affinity", (3, 1)),
@@ -95,18 +97,18 @@ def test_every_variable_of_horovod_is_known():
 
 @pytest.mark.short
 def test_autotune_variables():
-    assert Config.from_env({}).core_autotune == (0, 0, 3, 10, 20, "")
+    def tuning(env):
+        return [value for name, value in Config.from_env(env).core.items() if "autotune" in name]
+
+    assert tuning({}) == [None, None, 3, 10, 20]
     samples = {
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "6",
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "7",
         "HOROVOD_AUTOTUNE_LOG": "tuning.csv",
     }
-    assert Config.from_env(samples | {"HOROVOD_AUTOTUNE": "0"}).core_autotune == (
-        -1, 0, 5, 6, 7, "tuning.csv"
-    )  # fmt: skip
-    other_rank = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_AUTOTUNE": "1"}
-    assert Config.from_env(samples | other_rank).core_autotune == (1, 0, 5, 6, 7, "")
+    assert tuning(samples | {"HOROVOD_AUTOTUNE": "0"}) == [False, "tuning.csv", 5, 6, 7]
+    assert tuning(samples | {"HOROVOD_AUTOTUNE": "1"}) == [True, "tuning.csv", 5, 6, 7]
     assert Config.from_env({"HOROVOD_AUTOTUNE": "1"}).num_streams == 4
     # A setting with its own variable is not tuned.
     fixed = {
@@ -115,7 +117,7 @@ def test_autotune_variables():
         "HOROPLUG_PLAN_BUCKET_SIZE": "100000",
     }
     assert Config.from_env(fixed).num_streams == 3
-    assert Config.from_env(fixed).core_autotune[:2] == (1, 1 + 4)
+    assert set(Config.from_env(fixed).autotune_fixed) == {"NUM_STREAMS", "PLAN_BUCKET_SIZE"}
 
 
 @pytest.mark.short
@@ -193,7 +195,7 @@ def test_unsupported_variables_are_reported_in_one_line(caplog):
 @pytest.mark.short
 def test_stall_shutdown_before_the_warning_is_ignored():
     config = Config.from_env({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"})
-    assert config.stall_shutdown_time_seconds == 0
+    assert config.stall_shutdown_time == 0
     assert config.notes[0][0] == logging.WARNING
 
 

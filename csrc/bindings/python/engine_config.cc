@@ -22,7 +22,6 @@ void visit_attributes(Visit&& visit) {
   visit("rank", &EngineConfig::rank);
   visit("size", &EngineConfig::size);
   visit("host", &EngineConfig::host);
-  visit("local_rank", &EngineConfig::local_rank);
   visit("peers", &EngineConfig::peers);
   visit("lanes", &EngineConfig::lanes);
   visit("segment_fd", &EngineConfig::segment_fd);
@@ -33,30 +32,9 @@ void visit_attributes(Visit&& visit) {
   visit("libcrypto", &EngineConfig::libcrypto);
   visit("keys", &EngineConfig::keys);
   visit("connection_requests", &EngineConfig::connection_requests);
-  visit("transfers_outlive_ranks", &EngineConfig::transfers_outlive_ranks);
   visit("gpu_files", &EngineConfig::gpu_files);
-  visit("fusion_threshold", &EngineConfig::fusion_threshold);
-  visit("cache_capacity", &EngineConfig::cache_capacity);
-  visit("separate_groups", &EngineConfig::separate_groups);
-  visit("process_sets", &EngineConfig::process_sets);
-  visit("plan_after", &EngineConfig::plan_after);
-  visit("bucket_bytes", &EngineConfig::bucket_bytes);
-  visit("algorithm", &EngineConfig::algorithm);
-  visit("gpu_algorithm", &EngineConfig::gpu_algorithm);
-  visit("progress_cpu", &EngineConfig::progress_cpu);
-  visit("processor_quota", &EngineConfig::processor_quota);
-  visit("stall_check_time", &EngineConfig::stall_check_time);
-  visit("stall_shutdown_time", &EngineConfig::stall_shutdown_time);
-  visit("data_timeout", &EngineConfig::data_timeout);
-  visit("operation_timeout", &EngineConfig::operation_timeout);
-  visit("deadlock_time", &EngineConfig::deadlock_time);
-  visit("autotune", &EngineConfig::autotune);
-  visit("autotune_fixed", &EngineConfig::autotune_fixed);
-  visit("autotune_warmup", &EngineConfig::autotune_warmup);
-  visit("autotune_steps", &EngineConfig::autotune_steps);
-  visit("autotune_samples", &EngineConfig::autotune_samples);
-  visit("autotune_log", &EngineConfig::autotune_log);
-  visit("log_level", &EngineConfig::log_level);
+#define HP_SETTING(kind, name, ...) visit(#name, &EngineConfig::name);
+#include "horoplug/settings.def"
   visit("log", &EngineConfig::log);
 }
 
@@ -78,12 +56,6 @@ EngineConfig make_config(const py::kwargs& values) {
   }
   return config;
 }
-
-const char* or_null(const std::optional<std::string>& text) {
-  return text ? text->c_str() : nullptr;
-}
-
-const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
 
 }  // namespace
 
@@ -117,40 +89,20 @@ CoreConfig::CoreConfig(const EngineConfig& config) {
   config_.rank = config.rank;
   config_.size = config.size;
   config_.host = config.host;
-  config_.local_rank = config.local_rank;
   config_.segment_fd = config.segment_fd;
   config_.doorbell_fd = config.doorbell_fd;
   config_.peer_count = static_cast<std::int32_t>(peers_.size());
   config_.peers = peers_.data();
   config_.connects_on_demand = config.connection_requests >= 0 ? 1 : 0;
   config_.connection_requests_fd = config.connection_requests;
-  config_.transfers_outlive_ranks = config.transfers_outlive_ranks ? 1 : 0;
   config_.link_latency = config.link_latency;
   config_.link_bandwidth = config.link_bandwidth;
   config_.gpu_files = gpu_files_.data();
   config_.gpu_file_count = static_cast<std::int32_t>(gpu_files_.size());
-  config_.fusion_threshold = config.fusion_threshold;
-  config_.cache_capacity = config.cache_capacity;
-  config_.separate_groups = config.separate_groups ? 1 : 0;
-  config_.process_sets = config.process_sets.c_str();
-  config_.plan_after = config.plan_after;
-  config_.bucket_bytes = config.bucket_bytes;
-  config_.algorithm = or_null(config.algorithm);
-  config_.gpu_algorithm = or_null(config.gpu_algorithm);
-  config_.progress_cpu = config.progress_cpu + 1;
-  config_.processor_quota = config.processor_quota;
-  config_.stall_check_time = config.stall_check_time;
-  config_.stall_shutdown_time = config.stall_shutdown_time;
-  config_.data_timeout = config.data_timeout;
-  config_.operation_timeout = config.operation_timeout;
-  config_.deadlock_time = config.deadlock_time;
-  config_.autotune = config.autotune;
-  config_.autotune_fixed = config.autotune_fixed;
-  config_.autotune_warmup = config.autotune_warmup;
-  config_.autotune_steps = config.autotune_steps;
-  config_.autotune_samples = config.autotune_samples;
-  config_.autotune_log = or_null(config.autotune_log);
-  config_.log_level = config.log_level;
+  settings_.struct_size = sizeof(settings_);
+#define HP_SETTING(kind, name, ...) settings_.name = setting::kind::to_c(config.name);
+#include "horoplug/settings.def"
+  config_.settings = &settings_;
   if (config.mpi) set_mpi(*config.mpi);
   if (config.libcrypto) set_libcrypto(*config.libcrypto);
 }

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -15,8 +14,39 @@
 
 namespace horoplug::python {
 
-// The attributes of horoplug._native.EngineConfig, which _native.pyi documents. Defaults that are 0
-// stand for the core's own.
+// For each kind of settings.def: its type here, and the conversions from and to the C ABI.
+namespace setting {
+
+template <typename Value>
+struct Plain {
+  using Type = Value;
+  static Type from_c(Value value) { return value; }
+  static Value to_c(Value value) { return value; }
+};
+using Bytes = Plain<std::int64_t>;
+using Count = Plain<std::int64_t>;
+using Number = Plain<double>;
+using Seconds = Plain<double>;
+using NeverOrSeconds = Plain<double>;
+struct Flag {
+  using Type = bool;
+  static Type from_c(std::int64_t value) { return value != 0; }
+  static std::int64_t to_c(Type value) { return value ? 1 : 0; }
+};
+struct FlagOrUnset {
+  using Type = std::optional<bool>;
+  static Type from_c(std::int64_t value) { return value == HP_UNSET ? Type() : Type(value != 0); }
+  static std::int64_t to_c(Type value) { return value ? Flag::to_c(*value) : HP_UNSET; }
+};
+struct Text {
+  using Type = std::optional<std::string>;
+  static Type from_c(const char* value) { return value != nullptr ? Type(value) : Type(); }
+  static const char* to_c(const Type& value) { return value ? value->c_str() : nullptr; }
+};
+
+}  // namespace setting
+
+// The attributes of horoplug._native.EngineConfig, which _native.pyi documents.
 struct EngineConfig {
   // rank, host, stream_fd, segment_fd, doorbell_fd
   using Peer = std::tuple<int, int, int, int, int>;
@@ -24,7 +54,6 @@ struct EngineConfig {
   int rank = 0;
   int size = 1;
   int host = 0;
-  int local_rank = 0;
   std::vector<Peer> peers;
   std::map<int, std::vector<std::int32_t>> lanes;
   int segment_fd = -1;
@@ -35,39 +64,17 @@ struct EngineConfig {
   std::optional<pybind11::dict> libcrypto;
   std::map<int, pybind11::bytes> keys;
   int connection_requests = -1;
-  bool transfers_outlive_ranks = false;
   std::vector<std::string> gpu_files;
 
-  std::int64_t fusion_threshold = 0;
-  std::int64_t cache_capacity = 0;
-  bool separate_groups = false;
-  std::string process_sets;
-  int plan_after = 0;
-  std::int64_t bucket_bytes = 0;
-  std::optional<std::string> algorithm;
-  std::optional<std::string> gpu_algorithm;
-  int progress_cpu = -1;
-  double processor_quota = 0;
+#define HP_SETTING(kind, name, variable, initial, ...) \
+  setting::kind::Type name = setting::kind::from_c(initial);
+#include "horoplug/settings.def"
 
-  double stall_check_time = 0;
-  double stall_shutdown_time = 0;
-  double data_timeout = 0;
-  double operation_timeout = 0;
-  double deadlock_time = 0;
-
-  std::int32_t autotune = 0;
-  std::uint32_t autotune_fixed = 0;
-  std::int32_t autotune_warmup = 0;
-  std::int32_t autotune_steps = 0;
-  std::int32_t autotune_samples = 0;
-  std::string autotune_log;
-
-  int log_level = 0;
   pybind11::object log = pybind11::none();
 };
 
-// An hp_config and the arrays that it points to. The EngineConfig must outlive it. Leaves out the
-// log function, which the engine's object provides.
+// An hp_config and what it points to. The EngineConfig must outlive it. Leaves out the log
+// function, which the engine's object provides.
 class CoreConfig {
  public:
   explicit CoreConfig(const EngineConfig& config);
@@ -84,6 +91,7 @@ class CoreConfig {
   std::vector<std::uint64_t> mpi_reduce_ops_;
   std::vector<hp_mpi_cost> mpi_costs_;
   hp_libcrypto libcrypto_ = {};
+  hp_settings settings_ = {};
   hp_config config_ = {};
 
   void set_mpi(const pybind11::dict& fields);

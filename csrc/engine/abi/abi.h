@@ -64,10 +64,9 @@ hp_status guarded(Body&& body) noexcept {
 }
 
 // A caller's struct, extended to the size that this library knows: fields that an older caller does
-// not have are zero.
+// not have are those of `full`.
 template <typename Struct>
-Struct complete(const Struct* given) {
-  Struct full{};
+Struct complete(const Struct* given, Struct full = {}) {
   if (given == nullptr || given->struct_size < sizeof(std::uint64_t)) {
     throw Error(HP_INVALID_ARGUMENT, "a struct without struct_size");
   }

@@ -1,4 +1,4 @@
-// Turns hp_config into an EngineConfig.
+// Turns hp_config and hp_settings into an EngineConfig.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -14,19 +14,19 @@
 namespace horoplug::abi {
 namespace {
 
-// Zero stands for the default. Negative times mean "never" here and in the engine.
-template <typename Option, typename Value>
-void set_unless_zero(Option& option, Value value) {
-  if (value != 0) option = value;
+hp_settings default_settings() {
+  hp_settings settings{};
+  settings.struct_size = sizeof settings;
+#define HP_SETTING(kind, name, variable, initial, ...) settings.name = initial;
+#include "horoplug/settings.def"
+  return settings;
 }
 
 void log_to_stderr(LogLevel, const std::string& text) {
   std::fprintf(stderr, "horoplug: %s\n", text.c_str());
 }
 
-Log make_log(const hp_config& config) {
-  const auto level =
-      config.log_level == 0 ? LogLevel::kWarning : static_cast<LogLevel>(config.log_level);
+Log make_log(const hp_config& config, LogLevel level) {
   if (config.log == nullptr) return {level, log_to_stderr};
   return {level, [log = config.log, user = config.log_user](LogLevel at, const std::string& text) {
             log(user, static_cast<int32_t>(at), text.c_str());
@@ -112,40 +112,14 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
 
 EngineOptions make_options(const hp_config& given) {
   EngineOptions options;
-  set_unless_zero(options.fusion_threshold, given.fusion_threshold);
-  if (options.fusion_threshold < 0) options.fusion_threshold = 0;
-  options.fuse_groups = given.separate_groups == 0;
-  if (given.process_sets != nullptr) options.process_sets = given.process_sets;
-  if (given.cache_capacity != 0) {
-    options.cache_capacity =
-        given.cache_capacity < 0 ? 0 : static_cast<std::size_t>(given.cache_capacity);
+  if (given.settings != nullptr) {
+    static_cast<Settings&>(options) = read_settings(complete(given.settings, default_settings()));
   }
-  if (given.plan_after != 0) options.plan_after = std::max(given.plan_after, 0);
-  set_unless_zero(options.tuning.bucket_bytes, given.bucket_bytes);
-  if (given.autotune != 0) {
-    options.tuner.mode = given.autotune < 0 ? Autotune::kOff : Autotune::kAll;
-  }
-  options.tuner.fixed = given.autotune_fixed;
-  set_unless_zero(options.tuner.warmup, given.autotune_warmup);
-  set_unless_zero(options.tuner.turns, given.autotune_steps);
-  set_unless_zero(options.tuner.choices, given.autotune_samples);
-  if (given.autotune_log != nullptr) options.autotune_log = given.autotune_log;
-  set_unless_zero(options.stall_check_time, given.stall_check_time);
-  set_unless_zero(options.stall_shutdown_time, given.stall_shutdown_time);
-  set_unless_zero(options.data_timeout, given.data_timeout);
-  set_unless_zero(options.operation_timeout, given.operation_timeout);
-  set_unless_zero(options.deadlock_time, given.deadlock_time);
-  options.progress_cpu = given.progress_cpu - 1;
   if (given.link_latency > 0 && given.link_bandwidth > 0) {
     options.costs.stream = {given.link_latency * 1e6, 1e6 / given.link_bandwidth};
   }
-  options.local_rank = given.local_rank;
-  options.processor_quota = given.processor_quota;
   options.encrypted = given.libcrypto != nullptr;
-  options.transfers_outlive_ranks =
-      given.transfers_outlive_ranks != 0 && given.connects_on_demand == 0;
-  if (given.algorithm != nullptr) options.algorithm = given.algorithm;
-  if (given.gpu_algorithm != nullptr) options.gpu_algorithm = given.gpu_algorithm;
+  options.transfers_outlive_ranks &= given.connects_on_demand == 0;
   return options;
 }
 
@@ -193,10 +167,14 @@ EngineConfig make_config(const hp_config& given, StreamMaker& maker) {
   }
   std::vector<std::string> files(given.gpu_files, given.gpu_files + given.gpu_file_count);
   config.toolkit = [files = std::move(files)] { return cuda::open_toolkit({files, true}); };
-  config.log = make_log(given);
+  config.log = make_log(given, static_cast<LogLevel>(config.options.log_level));
   check_algorithm(config.options.algorithm);
   check_algorithm(config.options.gpu_algorithm);
   return config;
 }
 
 }  // namespace horoplug::abi
+
+extern "C" void hp_settings_init(hp_settings* settings) {
+  horoplug::abi::hand_over(horoplug::abi::default_settings(), settings);
+}

@@ -50,7 +50,10 @@ hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
 hp_status hp_engine_set_limits(hp_engine* engine, double data_timeout, double operation_timeout) {
   return guarded([&] {
     const auto running = engine->engine.lease();
-    if (running) running->set_limits(data_timeout, operation_timeout);
+    if (running) {
+      running->set_limits(horoplug::time_limit(data_timeout),
+                          horoplug::time_limit(operation_timeout));
+    }
     return HP_OK;
   });
 }

@@ -17,6 +17,16 @@ TreePosition with_global_ranks(TreePosition position, const Members& members) {
   return position;
 }
 
+TunerOptions tuner_options(const EngineOptions& options) {
+  TunerOptions tuner = options.tuner;
+  if (options.autotune) tuner.mode = *options.autotune ? Autotune::kAll : Autotune::kOff;
+  tuner.fixed = static_cast<std::uint32_t>(options.autotune_fixed);
+  tuner.warmup = options.autotune_warmup;
+  tuner.turns = options.autotune_steps;
+  tuner.choices = options.autotune_samples;
+  return tuner;
+}
+
 }  // namespace
 
 std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& mesh,
@@ -62,11 +72,11 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   if (members->set == 0) comm->set_mpi(config.mpi.get());
   Negotiator::Options options;
   options.fusion_threshold = config.options.fusion_threshold;
-  options.fuse_groups = config.options.fuse_groups;
-  options.cache_capacity = config.options.cache_capacity;
+  options.fuse_groups = !config.options.separate_groups;
+  options.cache_capacity = static_cast<std::size_t>(config.options.cache_capacity);
   options.plan_after = config.options.plan_after;
-  options.tuning = config.options.tuning;
-  options.tuner = config.options.tuner;
+  options.tuning.bucket_bytes = config.options.bucket_bytes;
+  options.tuner = tuner_options(config.options);
   options.placement = {
       .ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
   const std::string& algorithm = config.options.algorithm;

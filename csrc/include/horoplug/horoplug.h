@@ -3,7 +3,7 @@
  * Rules of this file:
  *   - plain C, no C++ types, no framework types; every struct starts with its own size, so that a
  * caller built against an older header keeps working: fields are only ever appended, and a field
- * beyond the caller's struct_size counts as zero;
+ * beyond the caller's struct_size counts as zero, or has its default in hp_settings;
  *   - every function returns an hp_status; the text that belongs to the last failure on the calling
  * thread is hp_last_error();
  *   - an engine is an object. There is no process-wide state behind this header.
@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Bumped when an existing field or function changes its meaning; appending does not bump it. */
-#define HP_ABI_VERSION 2
+#define HP_ABI_VERSION 3
 
 typedef enum hp_status {
   HP_OK = 0,
@@ -171,7 +171,33 @@ typedef struct hp_mpi {
   hp_worker* worker; /* NULL: none. May be freed before the engine is */
 } hp_mpi;
 
-/* All times in seconds. Zero means the default; negative means "never" where that makes sense. */
+/* The value of a setting that may be 0, 1, or neither. */
+#define HP_UNSET (-1)
+
+/* The C type of each kind of setting. All of them have 8 bytes, so that no new field can lie where
+ * an older caller's struct has padding. */
+typedef int64_t hp_setting_Bytes;
+typedef int64_t hp_setting_Count;
+typedef int64_t hp_setting_Flag;
+typedef int64_t hp_setting_FlagOrUnset;
+typedef double hp_setting_Number;
+typedef double hp_setting_Seconds;
+typedef double hp_setting_NeverOrSeconds;
+typedef const char* hp_setting_Text;
+
+/* The settings of an engine: the rows of settings.def, which documents them. The caller sets
+ * struct_size, calls hp_settings_init, and changes what it wants to change. Fields that an older
+ * caller does not have get their defaults. All times in seconds; 0 means never. */
+typedef struct hp_settings {
+  uint64_t struct_size;
+#define HP_SETTING(kind, name, ...) hp_setting_##kind name;
+#include "horoplug/settings.def"
+} hp_settings;
+
+/* Fills in the defaults. */
+HP_API void hp_settings_init(hp_settings* settings);
+
+/* One rank of a job: its connections, and the settings. */
 typedef struct hp_config {
   uint64_t struct_size;
   int32_t rank;
@@ -182,61 +208,27 @@ typedef struct hp_config {
   int32_t doorbell_fd; /* this process's own eventfd (non-blocking); -1: the engine makes one */
   int32_t peer_count;  /* size - 1 */
   const hp_peer* peers;
-  int64_t fusion_threshold;   /* bytes; default 128 MiB; negative: no fusion */
-  int64_t cache_capacity;     /* names remembered as small integers; default 8192; negative: none */
-  double stall_check_time;    /* default 60; negative: no stall reports */
-  double stall_shutdown_time; /* a tensor waited for by some ranks this long aborts the job; default
-                                 never */
-  double data_timeout; /* a transfer that makes no progress this long aborts the job; default 30 */
-  double operation_timeout; /* an operation not done this long after its submission aborts the job;
-                               default 1800; negative: never */
-  double deadlock_time;  /* all ranks blocked on different operations this long is an error; default
-                            5; negative: never */
-  const char* algorithm; /* forces an algorithm by name where it can run; NULL: the cheapest */
-  void (*log)(void* user, int32_t level,
-              const char* text); /* 0 trace … 5 fatal; NULL: stderr from warning up */
+  const hp_settings* settings;                              /* NULL: the defaults */
+  void (*log)(void* user, int32_t level, const char* text); /* level: see hp_settings.log_level.
+                                                               NULL: stderr */
   void* log_user;
-  int32_t log_level;    /* smallest level that is passed to log; 0 means the default, warning (3) */
-  int32_t progress_cpu; /* 0: the progress thread runs anywhere; n: on CPU n - 1 only */
-  int32_t separate_groups;  /* 1: a group is not fused with other operations */
-  const char* process_sets; /* the process sets that the caller adds after the start, in any
-                               textual form; compared between ranks. NULL: none */
-  int32_t plan_after;   /* steps in a row with the same operations after which their order becomes a
-                           plan that needs no negotiation; default 3; negative: never */
-  int64_t bucket_bytes; /* operations of a plan run together up to this size; default 8 MiB */
-  int32_t autotune;     /* 0: tunes the settings that cannot change a result, from the durations of
-                           a plan's steps; 1: tunes all settings; negative: none */
-  uint32_t autotune_fixed;  /* settings that are not tuned, a sum of hp_tunable */
-  int32_t autotune_warmup;  /* unmeasured steps of each choice; default 3 */
-  int32_t autotune_steps;   /* measured steps of each choice; default 10 */
-  int32_t autotune_samples; /* limit for the number of choices; default 20; negative: none */
-  const char* autotune_log; /* rank 0: a file that gets the results, as CSV; NULL: none */
-  double link_latency;      /* seconds that a message between hosts takes, as measured, and */
-  double link_bandwidth;    /* bytes per second; the same on all ranks. Default: a guess */
-  const hp_mpi* mpi;        /* carries data between hosts; NULL: the peers' connections carry it */
+  double link_latency;   /* seconds that a message between hosts takes, as measured, and */
+  double link_bandwidth; /* bytes per second; the same on all ranks. Default: a guess */
+  const hp_mpi* mpi;     /* carries data between hosts; NULL: the peers' connections carry it */
   const char* const* gpu_files; /* see hp_gpu_capabilities */
   int32_t gpu_file_count;
-  int32_t local_rank;        /* the GPU of a rank that joins before it has submitted a GPU tensor */
-  const char* gpu_algorithm; /* forced for GPU tensors in place of `algorithm`; NULL: `algorithm` */
-  double processor_quota;    /* CPU seconds per second that the ranks of this host may use
-                                together, such as a container's quota; 0: no limit */
-  const hp_libcrypto* libcrypto; /* NULL: nothing is encrypted. Otherwise everything that leaves
-                                    this host is: each peer on another host has keys, and neither
-                                    MPI nor NCCL carries data between hosts */
   int32_t connects_on_demand; /* 1: peers on other hosts need not be connected. Their stream_fd is
                                 -1, their lane_count as for the others; lane_fds and keys are
                                 not read. On all ranks or on none. Of the connected ranks, no
                                 one is cut off when one rank ends; parents and children in the
                                 tree of all ranks are connected */
-  int32_t connection_requests_fd;  /* then: a stream socket to which the engine writes the number of
-                                     a rank, as uint32_t, when it first needs connections to it. The
-                                     caller answers by hp_connection_add or hp_connection_fail. The
-                                     engine owns the descriptor */
-  int32_t transfers_outlive_ranks; /* 1: when a rank leaves in good order, sends and recvs between
-                                      other ranks go on; deadlocks among them end at
-                                      operation_timeout. Ignored with connects_on_demand, where not
-                                      every rank hears of the leaving. 0: they end like all other
-                                      operations */
+  const hp_libcrypto* libcrypto;  /* NULL: nothing is encrypted. Otherwise everything that leaves
+                                     this host is: each peer on another host has keys, and neither
+                                     MPI nor NCCL carries data between hosts */
+  int32_t connection_requests_fd; /* with connects_on_demand: a stream socket to which the engine
+                                     writes the number of a rank, as uint32_t, when it first needs
+                                     connections to it. The caller answers by hp_connection_add or
+                                     hp_connection_fail. The engine owns the descriptor */
   int32_t reserved;
 } hp_config;
 
@@ -391,9 +383,8 @@ HP_API hp_status hp_connection_fail(hp_engine* engine, int32_t rank, const char*
  * HP_ABORTED. */
 HP_API hp_status hp_engine_abort(hp_engine* engine, const char* reason);
 
-/* Changes two limits of hp_config in seconds, negative: never, for operations in flight, too. To be
- * called on all ranks: that rank whose limit passes first ends the job. Nothing happens after the
- * end of the engine. */
+/* Changes two limits of hp_settings, for operations in flight, too. To be called on all ranks: that
+ * rank whose limit passes first ends the job. Nothing happens after the end of the engine. */
 HP_API hp_status hp_engine_set_limits(hp_engine* engine, double data_timeout,
                                       double operation_timeout);
 
@@ -549,8 +540,8 @@ HP_API hp_status hp_hold_threads(hp_engine* engine, const int64_t* ids, int32_t 
  * thread completes. Called every 0.25 s or so as long as this is true; it counts for a second.
  *
  * The calling thread may be one of them, and then counts as blocked. Any other thread counts as
- * blocked only if it has slept without a break for half of hp_config.deadlock_time, in a lock or a
- * condition variable without a time limit, while the process computed nothing: a thread that
+ * blocked only if it has slept without a break for half of hp_settings.deadlock_time, in a lock or
+ * a condition variable without a time limit, while the process computed nothing: a thread that
  * computes, sleeps for a time, or waits for a file, a socket or a process, is not blocked.
  *
  * A thread that calls hp_poll for a collective operation again and again, and does nothing else,

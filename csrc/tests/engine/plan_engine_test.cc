@@ -131,7 +131,7 @@ TEST_CASE("random programs give the right results while plans are installed and 
       const int ranks = 2 + below(random, 4);
       EngineOptions options = test_options();
       options.plan_after = 2 + below(random, 2);
-      options.tuning.bucket_bytes = chance(random, 2) ? 60 : 8 << 20;
+      options.bucket_bytes = chance(random, 2) ? 60 : 8 << 20;
       Cluster cluster(transport, ranks, options);
       run_programs(cluster, random_programs(random, ranks, 20 + below(random, 40)));
       planned += stats_after(cluster, 0).planned_batches;

@@ -54,11 +54,8 @@ inline Hello hello_of(int rank, int size, const EngineOptions& options) {
   hello.rank = rank;
   hello.size = size;
   hello.settings = {{"horoplug version", HOROPLUG_VERSION},
-                    {"number of ranks", std::to_string(size)},
-                    {"fusion threshold", std::to_string(options.fusion_threshold)},
-                    {"cache capacity", std::to_string(options.cache_capacity)},
-                    {"process sets", "none"},
-                    {"algorithm", "automatic"}};
+                    {"number of ranks", std::to_string(size)}};
+  for (auto& setting : compared_settings(options)) hello.settings.push_back(std::move(setting));
   return hello;
 }
 

@@ -38,7 +38,7 @@ class Connected(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Limits of an engine in seconds."""
+    """Limits of an engine in seconds; 0: never."""
 
     operation: float
     transfer: float
@@ -47,8 +47,8 @@ class Limits(NamedTuple):
 
 def limits_of(timeout: timedelta) -> Limits:
     """The limits of a group with the argument ``timeout``. Raises ValueError for invalid variables."""
-    operation, transfer = timeout.total_seconds(), Config.from_env().gloo_timeout_seconds
-    return Limits(operation, min(transfer, operation))
+    operation, transfer = max(timeout.total_seconds(), 0.0), Config.from_env().data_timeout
+    return Limits(operation, min(transfer, operation or transfer))
 
 
 def connect(
@@ -66,8 +66,8 @@ def connect(
         rank=rank,
         size=size,
         start_timeout=limit.total_seconds(),
-        operation_timeout_seconds=limits.operation,
-        gloo_timeout_seconds=limits.transfer,
+        operation_timeout=limits.operation,
+        data_timeout=limits.transfer,
         rendezvous_server="launcher",
         elastic_process=None,
         cpu_operations=None,

@@ -292,7 +292,10 @@ TEST_CASE("a trial on real engines ends with equal settings and results on all r
     CAPTURE(transport_name(transport));
     constexpr int kRanks = 3;
     EngineOptions options = test_options();
-    options.tuner = {.mode = Autotune::kAll, .warmup = 1, .turns = 2, .choices = 100};
+    options.autotune = true;
+    options.autotune_warmup = 1;
+    options.autotune_steps = 2;
+    options.autotune_samples = 100;
     options.tuner.buckets = {1000, 3000};
     options.tuner.chunks = {4096, 64 << 10};
     Cluster cluster(transport, kRanks, options, transport == Transport::kTcp ? 3 : 1);
