@@ -33,7 +33,8 @@ namespace horoplug {
 //   barrier        none
 struct Call {
   OpKind kind = OpKind::kBarrier;
-  DType dtype = DType::kUInt8;
+  DType dtype = DType::kUInt8;       // of the elements of the buffer
+  const WireFormat* wire = nullptr;  // the format of the buffer; nullptr: the tensors' own
   Layout* layout = nullptr;
   ReduceOp reduce_op = ReduceOp::kSum;
   ReduceFn reduce = nullptr;  // Adasum: used for scaling only
@@ -54,6 +55,8 @@ struct Call {
   std::span<const std::size_t> receive_bytes;
   std::size_t all_bytes = 0;  // sum over all ranks; equal on all ranks
 
+  // The bytes that `reduce` counts as one. The buffer is divided at multiples of them.
+  std::size_t grain() const { return wire != nullptr ? wire->block_bytes : dtype_size(dtype); }
   // The payload size, equal on all ranks. For alltoall, where ranks send different amounts, the
   // mean.
   std::size_t bytes() const;

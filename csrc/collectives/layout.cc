@@ -1,6 +1,7 @@
 #include "collectives/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "device/cpu/kernels.h"
@@ -10,54 +11,75 @@ namespace {
 
 // Results of this size are evicted from the caches before they are read.
 constexpr std::size_t kStreamedBytes = 32 << 20;
-// The number of elements that are scaled and then cast while they are in the L1 cache.
-constexpr std::size_t kScaledAtOnce = 1024;
-
-// The size of a buffer of 16-bit elements as float32.
-constexpr std::size_t widened(std::size_t bytes) { return 2 * bytes; }
+// The number of elements that are scaled and encoded while they are in the L1 cache.
+constexpr std::size_t kEncodedAtOnce = 1024;
 
 }  // namespace
 
-void Layout::add(const void* input, void* output, std::size_t bytes) {
-  const std::size_t tensor = added_++;
-  if (bytes == 0) return;
-  placed_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0,
-                     bytes_, bytes, tensor});
-  bytes_ += bytes;
+void Layout::place(Tensor tensor) {
+  const std::size_t number = added_++;
+  if (tensor.bytes == 0) return;
+  tensor.begin = bytes_;
+  placed_.push_back({tensor, number});
+  bytes_ += tensor.bytes;
+}
+
+void Layout::add(const void* input, void* output, std::size_t bytes, EncodingError error) {
+  const std::size_t elements = bytes / dtype_size(stored_);
+  place({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), 0, 0,
+         encodes() ? wire_->bytes(elements) : bytes, elements, error});
 }
 
 void Layout::add_absent(std::uint64_t identity, std::size_t bytes) {
-  const std::size_t tensor = added_++;
-  if (bytes == 0) return;
-  placed_.push_back({nullptr, nullptr, identity, bytes_, bytes, tensor});
-  bytes_ += bytes;
+  place({nullptr, nullptr, identity, 0, bytes, bytes / dtype_size(dtype()), {}});
 }
 
 Layout::Tensor Layout::run_of(const Tensor& tensor, std::size_t at, std::size_t bytes) const {
-  const std::size_t skipped = casts() ? widened(at) : at;
-  const auto past = [skipped](auto* memory) {
-    return memory == nullptr ? memory : memory + skipped;
-  };
-  return {past(tensor.input), past(tensor.output), tensor.identity, tensor.begin + at, bytes};
+  Tensor run = tensor;
+  run.begin += at;
+  run.bytes = bytes;
+  std::size_t skipped = at;  // bytes of the tensor's memory
+  if (encodes() && tensor.input != nullptr) {
+    const std::size_t first = wire_->elements(at);
+    run.elements = std::min(wire_->elements(bytes), tensor.elements - first);
+    skipped = first * sizeof(float);
+    if (run.error.before != nullptr) run.error.before += first;
+    if (run.error.after != nullptr) run.error.after += first;
+  } else {
+    run.elements = bytes / dtype_size(dtype());
+  }
+  if (run.input != nullptr) run.input += skipped;
+  if (run.output != nullptr) run.output += skipped;
+  return run;
 }
 
-void Layout::pack_cast(const std::byte* from, std::size_t bytes, std::byte* to) const {
-  const auto& table = kernels();
-  const ConvertFn narrow = table.narrow_to(dtype_);
-  const std::size_t count = bytes / dtype_size(dtype_);
-  if (prescale_ == 1.0) return narrow(to, from, count);
-  float scaled[kScaledAtOnce];
+void Layout::encode(const Tensor& run, std::byte* to) const {
+  const KernelTable& table = kernels();
+  const WireKernels& wire = table.wire[index_of(*wire_)];
+  const bool keeps = run.error.after != nullptr;
+  if (prescale_ == 1.0 && !keeps) return wire.encode(to, run.input, run.elements);
+  float values[kEncodedAtOnce], sent[kEncodedAtOnce];
   const Finish factor{.multiply = prescale_, .divide = 1.0};
-  for (std::size_t i = 0; i < count; i += kScaledAtOnce) {
-    const std::size_t some = std::min(kScaledAtOnce, count - i);
-    table.scale[static_cast<int>(stored_)](scaled, from + i * sizeof(float), some, factor);
-    narrow(to + i * dtype_size(dtype_), scaled, some);
+  const std::size_t most = kEncodedAtOnce / wire_->block * wire_->block;
+  for (std::size_t i = 0; i < run.elements; i += most) {
+    const std::size_t some = std::min(most, run.elements - i);
+    table.scale[static_cast<int>(stored_)](values, run.input + i * sizeof(float), some, factor);
+    for (std::size_t k = 0; run.error.before != nullptr && k < some; ++k) {
+      values[k] += run.error.before[i + k];
+    }
+    wire.encode(to + wire_->bytes(i), values, some);
+    if (!keeps) continue;
+    wire.decode(sent, to + wire_->bytes(i), some);
+    for (std::size_t k = 0; k < some; ++k) {
+      const float lost = values[k] - sent[k];
+      run.error.after[i + k] = std::isfinite(lost) ? lost : 0.0F;
+    }
   }
 }
 
 void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
   const auto& table = kernels();
-  const std::size_t element = dtype_size(dtype_);
+  const std::size_t element = dtype_size(dtype());
   visit(begin, bytes,
         [&](const PlacedTensor& placed, std::size_t at, std::size_t there, std::size_t n) {
           if (placed.input == nullptr) {
@@ -68,16 +90,16 @@ void Layout::pack(std::size_t begin, std::size_t bytes, std::byte* to) const {
             }
             return;
           }
-          if (casts()) {
+          if (encodes()) {
             const CopyTimer timer(trace_, BatchTrace::Copy::kIn, placed.tensor);
-            return pack_cast(placed.input + widened(at), n, to + there);
+            return encode(run_of(placed, at, n), to + there);
           }
           const bool in_place = prescale_ == 1.0 && to + there == placed.input + at;
           const CopyTimer timer(in_place ? nullptr : trace_, BatchTrace::Copy::kIn, placed.tensor);
           if (prescale_ != 1.0) {
             const Finish factor{.multiply = prescale_, .divide = 1.0};
-            table.scale[static_cast<int>(dtype_)](to + there, placed.input + at, n / element,
-                                                  factor);
+            table.scale[static_cast<int>(stored_)](to + there, placed.input + at, n / element,
+                                                   factor);
           } else if (!in_place) {
             table.copy(to + there, placed.input + at, n);
           }
@@ -89,11 +111,11 @@ void Layout::unpack(std::size_t begin, std::size_t bytes, const std::byte* from)
   const bool large = bytes_ >= kStreamedBytes;
   visit(begin, bytes,
         [&](const PlacedTensor& placed, std::size_t at, std::size_t there, std::size_t n) {
-          if (casts()) {
+          if (encodes()) {
             if (placed.output == nullptr) return;
             const CopyTimer timer(trace_, BatchTrace::Copy::kOut, placed.tensor);
-            const ConvertFn widen = table.widen_from(dtype_);
-            return widen(placed.output + widened(at), from + there, n / dtype_size(dtype_));
+            const Tensor run = run_of(placed, at, n);
+            return table.wire[index_of(*wire_)].decode(run.output, from + there, run.elements);
           }
           if (placed.output != nullptr && placed.output + at != from + there) {
             const CopyTimer timer(trace_, BatchTrace::Copy::kOut, placed.tensor);
@@ -111,7 +133,7 @@ std::byte* Layout::in_place() const {
 }
 
 std::byte* Layout::contiguous_output() const {
-  return placed_.size() == 1 && !casts() ? placed_.front().output : nullptr;
+  return placed_.size() == 1 && !encodes() ? placed_.front().output : nullptr;
 }
 
 }  // namespace horoplug

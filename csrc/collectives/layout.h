@@ -2,8 +2,8 @@
 //
 // Algorithms access byte ranges of it: pack() gathers a range from the inputs, and unpack()
 // scatters one to the outputs. The copy into a fusion buffer is therefore the only copy, and goes
-// directly to where the transport needs it. The buffer may hold float32 tensors as 16-bit elements:
-// packing rounds them and unpacking widens them in the same pass.
+// directly to where the transport needs it. The buffer may hold the tensors in a wire format:
+// packing encodes them and unpacking decodes them in the same pass.
 #pragma once
 
 #include <algorithm>
@@ -12,35 +12,46 @@
 #include <vector>
 
 #include "base/types.h"
+#include "base/wire_format.h"
 #include "collectives/partition.h"
+#include "device/cpu/kernels.h"
 #include "trace/batch_trace.h"
 
 namespace horoplug {
 
+// What encoding loses of a tensor, by element: `before` is added when it is packed (nullptr:
+// zeros), and `after` is written. Each range is packed once then. Without `after`, neither happens.
+struct EncodingError {
+  const float* before = nullptr;
+  float* after = nullptr;
+};
+
 class Layout {
  public:
-  // `dtype`: the type of the buffer's elements. `stored`: the type of the tensors' elements, which
-  // differs only if they are float32 and the buffer holds float16 or bfloat16.
-  Layout(DType dtype, double prescale, DType stored)
-      : dtype_(dtype), stored_(stored), prescale_(prescale) {}
-  Layout(DType dtype, double prescale) : Layout(dtype, prescale, dtype) {}
+  // `stored`: the type of the tensors' elements. `wire`: how the buffer holds them; nullptr: as
+  // they are.
+  Layout(DType stored, double prescale, const WireFormat* wire = nullptr)
+      : stored_(stored), wire_(wire), prescale_(prescale) {}
 
-  // Appends a tensor of `bytes` bytes in the buffer. `output` may equal `input`.
-  void add(const void* input, void* output, std::size_t bytes);
-  // Appends a tensor without a contribution of this rank, which has joined: every element reads as
-  // `identity` (identity_element.h, without prescale factor), and the output is dropped.
+  // Appends a tensor of `bytes` bytes of memory. `output` may equal `input`.
+  void add(const void* input, void* output, std::size_t bytes, EncodingError error = {});
+  // Appends a tensor without a contribution of this rank, which has joined: every element of the
+  // buffer reads as `identity` (identity_element.h, without prescale factor), and the output is
+  // dropped. `bytes`: in the buffer.
   void add_absent(std::uint64_t identity, std::size_t bytes);
   // Reports to the trace when each tensor is packed and unpacked.
   void set_trace(BatchTrace* trace) { trace_ = trace; }
 
-  DType dtype() const { return dtype_; }
+  // The type of the buffer's elements, and of the tensors'.
+  DType dtype() const { return wire_ != nullptr ? wire_->dtype : stored_; }
   DType stored() const { return stored_; }
-  bool casts() const { return stored_ != dtype_; }
+  const WireFormat* wire() const { return wire_; }
+  bool encodes() const { return wire_ != nullptr; }
   std::size_t bytes() const { return bytes_; }
-  std::size_t elements() const { return bytes_ / dtype_size(dtype_); }
 
   // Copies the range [begin, begin + bytes) of the inputs to `to`, times the prescale factor. The
-  // range consists of whole elements. `to` may be the output itself, unless the layout casts.
+  // range consists of whole elements or blocks. `to` may be the output itself, unless the layout
+  // encodes.
   void pack(std::size_t begin, std::size_t bytes, std::byte* to) const;
   void unpack(std::size_t begin, std::size_t bytes, const std::byte* from) const;
 
@@ -48,8 +59,8 @@ class Layout {
   struct Run {
     std::size_t begin;  // in the buffer
     std::size_t bytes;
-    const std::byte* input;  // nullptr: must be packed, because it is scaled, cast or absent
-    std::byte* output;       // nullptr: must be unpacked, because it is cast or dropped
+    const std::byte* input;  // nullptr: must be packed, because it is scaled, encoded or absent
+    std::byte* output;       // nullptr: must be unpacked, because it is encoded or dropped
   };
   // Calls use(run) for each run of a range, in order.
   template <typename Use>
@@ -61,19 +72,22 @@ class Layout {
 
   // One tensor, for callers that move it without pack() and unpack(), which require host memory.
   struct Tensor {
-    const std::byte* input;  // nullptr: absent, every element is `identity`
+    const std::byte* input;  // nullptr: absent, every element is `identity`, its first bytes
     std::byte* output;       // nullptr: absent
     std::uint64_t identity;
     std::size_t begin;  // `begin` and `bytes` count in the buffer
     std::size_t bytes;
+    std::size_t elements;  // of the tensor; absent: of the buffer
+    EncodingError error;
   };
   template <typename Use>
   void for_each_tensor(Use&& use) const {
-    for (const PlacedTensor& p : placed_)
-      use(Tensor{p.input, p.output, p.identity, p.begin, p.bytes});
+    for (const PlacedTensor& placed : placed_) use(static_cast<const Tensor&>(placed));
   }
   // The run of a tensor that begins `at` bytes into it, likewise.
   Tensor run_of(const Tensor& tensor, std::size_t at, std::size_t bytes) const;
+  // Appends a tensor, or a run of one, of a layout of the same kind.
+  void add(const Tensor& tensor) { place(tensor); }
   double prescale() const { return prescale_; }
 
   // The tensors' memory, if input and output are the same single run without a factor; nullptr
@@ -83,19 +97,16 @@ class Layout {
   std::byte* contiguous_output() const;
 
  private:
-  struct PlacedTensor {
-    const std::byte* input;  // nullptr: absent
-    std::byte* output;
-    std::uint64_t identity;  // its first bytes are the element
-    std::size_t begin;
-    std::size_t bytes;
+  struct PlacedTensor : Tensor {
     std::size_t tensor;  // number of tensors added before
   };
   template <typename Visit>
   void visit(std::size_t begin, std::size_t bytes, Visit&& visit) const;
-  void pack_cast(const std::byte* from, std::size_t bytes, std::byte* to) const;
+  void place(Tensor tensor);
+  void encode(const Tensor& run, std::byte* to) const;
 
-  DType dtype_, stored_;
+  DType stored_;
+  const WireFormat* wire_;
   double prescale_;
   std::size_t bytes_ = 0;
   std::size_t added_ = 0;  // all tensors, including empty ones
@@ -119,7 +130,7 @@ void Layout::visit(std::size_t begin, std::size_t bytes, Visit&& visit) const {
 
 template <typename Use>
 void Layout::for_each_run(std::size_t begin, std::size_t bytes, Use&& use) const {
-  const bool in_reach = !casts(), as_it_is = in_reach && prescale_ == 1.0;
+  const bool in_reach = !encodes(), as_it_is = in_reach && prescale_ == 1.0;
   visit(
       begin, bytes,
       [&](const PlacedTensor& placed, std::size_t at, std::size_t there, std::size_t n) {

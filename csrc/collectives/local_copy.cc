@@ -12,7 +12,7 @@ constexpr std::size_t kChunk = 256 * 1024;
 
 void copy_layout(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
-  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t grain = call.grain();
   std::byte* target = call.output != nullptr ? call.output : layout.contiguous_output();
   for (std::size_t i = 0; i < chunk_count(layout.bytes(), kChunk); ++i) {
     const Part chunk = chunk_of({0, layout.bytes()}, i, kChunk);
@@ -21,7 +21,7 @@ void copy_layout(Comm& comm, Call& call) {
     layout.pack(chunk.begin, chunk.bytes, place);
     if (call.reduce != nullptr && !call.finish.is_identity()) {
       const void* const source = place;
-      call.reduce(place, &source, 1, chunk.bytes / element, call.finish);
+      call.reduce(place, &source, 1, chunk.bytes / grain, call.finish);
     }
     if (target == nullptr) layout.unpack(chunk.begin, chunk.bytes, place);
   }

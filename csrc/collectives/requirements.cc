@@ -9,8 +9,13 @@ namespace {
 
 bool is_adasum(const Call& call) { return call.reduce_op == ReduceOp::kAdasum; }
 
+bool has_partial_sums(const Call& call) { return call.wire == nullptr || call.wire->partial_sums; }
+
+bool on_gpus(const Call& call) { return call.wire == nullptr || call.wire->on_gpu; }
+
 bool reduced_by_nccl(const Comm& comm, const Call& call) {
-  return comm.gpu()->nccl_reduces(call.reduce_op, call.dtype);
+  return has_partial_sums(call) && on_gpus(call) &&
+         comm.gpu()->nccl_reduces(call.reduce_op, call.dtype);
 }
 
 }  // namespace
@@ -35,6 +40,10 @@ bool elementwise(const Comm& comm, const Call& call) {
   return always(comm, call) && !is_adasum(call);
 }
 
+bool by_partial_sums(const Comm& comm, const Call& call) {
+  return elementwise(comm, call) && has_partial_sums(call);
+}
+
 bool adasum(const Comm& comm, const Call& call) {
   return always(comm, call) && is_adasum(call) &&
          std::has_single_bit(static_cast<unsigned>(comm.size()));
@@ -45,7 +54,7 @@ bool adasum_on_one_host(const Comm& comm, const Call& call) {
 }
 
 bool on_many_hosts(const Comm& comm, const Call& call) {
-  return comm.works_in_hosts() && !is_adasum(call);
+  return comm.works_in_hosts() && !is_adasum(call) && has_partial_sums(call);
 }
 
 bool on_even_hosts(const Comm& comm, const Call& call) {
@@ -55,6 +64,7 @@ bool on_even_hosts(const Comm& comm, const Call& call) {
 bool by_mpi(const Comm& comm, const Call& call) {
   if (!always(comm, call) || comm.mpi() == nullptr || !comm.mpi()->has(call.kind)) return false;
   if (reduces(call.kind)) {
+    if (!has_partial_sums(call)) return false;
     // MPI does not define a minimum with NaNs.
     const bool orders = call.reduce_op == ReduceOp::kMin || call.reduce_op == ReduceOp::kMax;
     if (orders && is_floating(call.dtype)) return false;
@@ -80,8 +90,14 @@ bool by_nccl(const Comm& comm, const Call& call) {
 }
 
 bool by_ipc(const Comm& comm, const Call& call) {
-  return comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr && !is_adasum(call);
+  return comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr && !is_adasum(call) && on_gpus(call);
 }
+
+bool through_host(const Comm& comm, const Call& call) {
+  return always(comm, call) || !on_gpus(call);
+}
+
+bool alone_on_gpu(const Comm& comm, const Call& call) { return alone(comm, call) && on_gpus(call); }
 
 bool adasum_by_nccl(const Comm& comm, const Call& call) {
   return adasum(comm, call) && comm.gpu() != nullptr && comm.gpu()->nccl() != nullptr;
@@ -97,7 +113,7 @@ bool on_gpu_by_mpi(const Comm& comm, const Call& call) {
 }
 
 bool by_hosts(const Comm& comm, const Call& call) {
-  if (!on_even_hosts(comm, call) || comm.gpu() == nullptr) return false;
+  if (!on_even_hosts(comm, call) || !on_gpus(call) || comm.gpu() == nullptr) return false;
   return comm.gpu()->works_in_hosts(reduced_by_nccl(comm, call));
 }
 

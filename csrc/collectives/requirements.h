@@ -13,6 +13,8 @@ bool always(const Comm& comm, const Call&);
 bool elementwise_on_one_host(const Comm& comm, const Call& call);
 bool fits_into_lines(const Comm& comm, const Call& call);
 bool elementwise(const Comm& comm, const Call& call);
+// The sums of some ranks may be encoded: WireFormat::partial_sums.
+bool by_partial_sums(const Comm& comm, const Call& call);
 bool adasum(const Comm& comm, const Call& call);
 bool adasum_on_one_host(const Comm& comm, const Call& call);
 // There are several hosts, at least one of them with several ranks, which share memory.
@@ -25,6 +27,9 @@ bool by_nccl(const Comm& comm, const Call& call);
 bool by_ipc(const Comm& comm, const Call& call);
 bool adasum_by_nccl(const Comm& comm, const Call& call);
 bool adasum_by_ipc(const Comm& comm, const Call& call);
+// Through the host's memory, also if GPUs do not have the wire format.
+bool through_host(const Comm& comm, const Call& call);
+bool alone_on_gpu(const Comm& comm, const Call& call);
 // As on the host, if MPI accepts the memory of all ranks' GPUs.
 bool on_gpu_by_mpi(const Comm& comm, const Call& call);
 // Reduced within each host first, on its GPUs.

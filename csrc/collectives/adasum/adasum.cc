@@ -60,7 +60,7 @@ AdasumSlices::AdasumSlices(const Layout& layout, int ranks)
 std::size_t AdasumSlices::place(int slice) const {
   const std::size_t part_of_tensor = first_[static_cast<std::size_t>(slice)];
   return part_of_tensor < tensor_slices_.size() ? tensor_slices_[part_of_tensor].place
-                                                : layout_.elements();
+                                                : layout_.bytes() / dtype_size(layout_.dtype());
 }
 
 std::size_t AdasumSlices::largest() const {

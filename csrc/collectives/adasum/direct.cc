@@ -80,7 +80,7 @@ Task sum_dots(HostMemory& memory, std::vector<DotProducts>& dots) {
 Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
   HostMemory& memory = *comm.host_memory();
   const Part whole{0, call.layout->bytes()};
-  const std::size_t elements = call.layout->elements();
+  const std::size_t elements = call.layout->bytes() / dtype_size(call.dtype);
   const auto ranks = static_cast<std::size_t>(memory.size());
   const std::size_t stride = lines(elements * dtype_size(adasum_dtype(call.dtype)));
   std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);

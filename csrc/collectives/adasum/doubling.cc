@@ -10,7 +10,7 @@ namespace horoplug {
 Task allreduce_adasum_doubling(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const AdasumSlices slices(layout, comm.size());
-  const std::size_t elements = layout.elements();
+  const std::size_t elements = layout.bytes() / dtype_size(call.dtype);
   const std::size_t wide = dtype_size(adasum_dtype(call.dtype));
   std::byte* const mine = comm.scratch(Scratch::kWork, 2 * elements * wide);
   std::byte* const results = mine + elements * wide;

@@ -36,9 +36,9 @@ struct SliceMemory {
 // A part of the buffer that the tensors form.
 struct Window {
   Window(const Call& call, const Part& part, std::size_t ranks)
-      : layout(call.dtype, call.layout->prescale(), call.layout->stored()) {
+      : layout(call.layout->stored(), call.layout->prescale(), call.layout->wire()) {
     for_each_run_on_gpu(*call.layout, part,
-                        [&](const Layout::Tensor& run, std::size_t) { add(run); });
+                        [&](const Layout::Tensor& run, std::size_t) { layout.add(run); });
     const std::size_t bytes = bytes_on_gpu(layout), grain = ranks * kGpuAlignment;
     slice = bytes / ranks;
     if (bytes % grain == 0) return;
@@ -47,13 +47,6 @@ struct Window {
     layout.add_absent(0, slice * ranks - end);
   }
 
-  void add(const Layout::Tensor& run) {
-    if (run.input == nullptr) {
-      layout.add_absent(run.identity, run.bytes);
-    } else {
-      layout.add(run.input, run.output, run.bytes);
-    }
-  }
   std::size_t chunks() const { return chunk_count(slice, kStagedChunk); }
   Part chunk(std::size_t index) const { return chunk_of({0, slice}, index, kStagedChunk); }
 
@@ -128,10 +121,9 @@ Task share_in_host(HierarchicalContext& t, const Window& window, const SliceMemo
   t.sizes.assign(t.ranks, window.slice);
   co_await t.run_in_host(part);
   std::vector<cuda::Transfer> outputs;
-  const std::size_t element = dtype_size(t.call.dtype);
   for_each_on_gpu(window.layout, [&](const Layout::Tensor& tensor, std::size_t begins) {
     if (tensor.output == nullptr) return;
-    outputs.push_back({t.whole + begins, gpu_address(tensor.output), tensor.bytes / element});
+    outputs.push_back({t.whole + begins, gpu_address(tensor.output), tensor.elements});
   });
   t.workspace.launcher().move(t.call.dtype, window.layout.stored(), {}, outputs);
 }

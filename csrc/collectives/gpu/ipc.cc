@@ -36,7 +36,7 @@ struct IpcContext {
         peers(*of.gpu()->ipc()),
         rank(of.rank()),
         size(of.size()),
-        element(dtype_size(its.dtype)),
+        grain(its.grain()),
         segment(peers.half_bytes() / static_cast<std::size_t>(size) / kGpuAlignment *
                 kGpuAlignment) {}
 
@@ -67,7 +67,7 @@ struct IpcContext {
   cuda::Workspace& workspace;
   cuda::IpcPeers& peers;
   const int rank, size;
-  const std::size_t element, segment;
+  const std::size_t grain, segment;
 };
 
 // A part of the buffer that the tensors form, without the padding before the next tensor.
@@ -76,11 +76,10 @@ Part all_of(const Call& call) { return {0, aligned_on_gpu(bytes_on_gpu(*call.lay
 // Appends the transfers that pack a part of the buffer.
 void add_inputs(const IpcContext& t, const Part& part, std::uint64_t to, Transfers& inputs) {
   for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
-    const std::uint64_t count = run.bytes / t.element;
     if (run.input == nullptr) {
-      inputs.push_back({run.identity, to + at, count, true});
+      inputs.push_back({run.identity, to + at, run.elements, true});
     } else {
-      inputs.push_back({gpu_address(run.input), to + at, count});
+      inputs.push_back({gpu_address(run.input), to + at, run.elements});
     }
   });
 }
@@ -96,7 +95,7 @@ Transfers outputs_of(const IpcContext& t, const Part& part, std::uint64_t from) 
   Transfers outputs;
   for_each_run_on_gpu(*t.call.layout, part, [&](const Layout::Tensor& run, std::size_t at) {
     if (run.output == nullptr) return;
-    outputs.push_back({from + at, gpu_address(run.output), run.bytes / t.element});
+    outputs.push_back({from + at, gpu_address(run.output), run.elements});
   });
   return outputs;
 }
@@ -111,10 +110,10 @@ bool in_one_step(const IpcContext& t, std::size_t bytes) {
 
 // Reduces all ranks' packed data of a part, directly into the outputs if these have its type.
 void reduce_to_outputs(const IpcContext& t, const Part& part) {
-  if (!t.call.layout->casts()) return t.reduce(0, outputs_of(t, part, 0));
+  if (!t.call.layout->encodes()) return t.reduce(0, outputs_of(t, part, 0));
   const std::uint64_t results =
       t.workspace.on_device(cuda::Workspace::Purpose::kOutput, part.bytes);
-  t.reduce(0, {{0, results, part.bytes / t.element}});
+  t.reduce(0, {{0, results, part.bytes / t.grain}});
   t.unpack(outputs_of(t, part, results));
 }
 
@@ -130,7 +129,7 @@ Task allreduce(const IpcContext& t) {
     } else {
       const std::vector<Part> slices = split_evenly(part.bytes, t.size, kGpuAlignment);
       const Part& own = slices[static_cast<std::size_t>(t.rank)];
-      t.reduce(0, {{own.begin, t.peers.own_half() + own.begin, own.bytes / t.element}});
+      t.reduce(0, {{own.begin, t.peers.own_half() + own.begin, own.bytes / t.grain}});
       t.barrier();
       Transfers outputs;
       for (int r = 0; r < t.size; ++r) {
@@ -176,7 +175,7 @@ Task reducescatter(const IpcContext& t) {
     const Part& part = parts[static_cast<std::size_t>(t.rank)];
     const Part own = chunk_of({0, part.bytes}, i, t.segment);
     t.reduce(t.at_segment(t.rank),
-             {{0, gpu_address(t.call.output) + own.begin, own.bytes / t.element}});
+             {{0, gpu_address(t.call.output) + own.begin, own.bytes / t.grain}});
     t.peers.end_round();
   }
   co_return;
@@ -193,9 +192,9 @@ Task allgather(const IpcContext& t) {
       const Part& part = parts[static_cast<std::size_t>(r)];
       const Part chunk = chunk_of({0, part.bytes}, i, half);
       const bool own = r == t.rank;
-      if (own) t.move({{input + chunk.begin, t.peers.own_half(), chunk.bytes / t.element}});
+      if (own) t.move({{input + chunk.begin, t.peers.own_half(), chunk.bytes / t.grain}});
       results.push_back({own ? input + chunk.begin : t.peers.half(r),
-                         output + part.begin + chunk.begin, chunk.bytes / t.element});
+                         output + part.begin + chunk.begin, chunk.bytes / t.grain});
     }
     t.barrier();
     t.move(results);
@@ -221,10 +220,10 @@ Task alltoall(const IpcContext& t) {
       const bool own = r == t.rank;
       if (!own) {
         inputs.push_back(
-            {input + out.begin, t.peers.own_half() + t.at_segment(r), out.bytes / t.element});
+            {input + out.begin, t.peers.own_half() + t.at_segment(r), out.bytes / t.grain});
       }
       results.push_back({own ? input + out.begin : t.peers.half(r) + t.at_segment(t.rank),
-                         output + in.begin, in.bytes / t.element});
+                         output + in.begin, in.bytes / t.grain});
     }
     t.move(inputs);
     t.barrier();

@@ -14,7 +14,7 @@ std::uint64_t gpu_address(const std::byte* memory) { return std::bit_cast<std::u
 
 GpuBuffer::GpuBuffer(cuda::Workspace& workspace, const Call& call)
     : workspace_(workspace), call_(call), bytes_(bytes_on_gpu(*call.layout)) {
-  if (call.layout->tensors() == 1 && call.layout->prescale() == 1.0 && !call.layout->casts()) {
+  if (call.layout->tensors() == 1 && call.layout->prescale() == 1.0 && !call.layout->encodes()) {
     for_each([this](const Layout::Tensor& tensor, std::size_t) {
       from_ = gpu_address(tensor.input);
       to_ = tensor.output != nullptr ? gpu_address(tensor.output) : from_;
@@ -33,14 +33,12 @@ GpuBuffer::GpuBuffer(cuda::Workspace& workspace, const Call& call, std::uint64_t
       bytes_(bytes_on_gpu(*call.layout)) {}
 
 void GpuBuffer::pack() const {
-  const std::size_t element = dtype_size(call_.dtype);
   Transfers inputs;
   for_each([&](const Layout::Tensor& tensor, std::size_t at) {
-    const std::uint64_t count = tensor.bytes / element;
     if (tensor.input == nullptr) {
-      inputs.push_back({tensor.identity, from_ + at, count, true});
+      inputs.push_back({tensor.identity, from_ + at, tensor.elements, true});
     } else if (gpu_address(tensor.input) != from_ + at) {
-      inputs.push_back({gpu_address(tensor.input), from_ + at, count});
+      inputs.push_back({gpu_address(tensor.input), from_ + at, tensor.elements});
     }
   });
   workspace_.launcher().move(call_.layout->stored(), call_.dtype,
@@ -48,12 +46,11 @@ void GpuBuffer::pack() const {
 }
 
 Transfers GpuBuffer::to_outputs(bool all) const {
-  const std::size_t element = dtype_size(call_.dtype);
   Transfers outputs;
   for_each([&](const Layout::Tensor& tensor, std::size_t at) {
     const bool there = gpu_address(tensor.output) == to_ + at;
     if (tensor.output == nullptr || (there && !all)) return;
-    outputs.push_back({to_ + at, gpu_address(tensor.output), tensor.bytes / element});
+    outputs.push_back({to_ + at, gpu_address(tensor.output), tensor.elements});
   });
   return outputs;
 }
@@ -68,12 +65,10 @@ void GpuBuffer::unpack_reduced(const Finish& finish) const {
 }
 
 void pass_on_gpu(cuda::Workspace& workspace, const Call& call) {
-  const std::size_t element = dtype_size(call.dtype);
   Transfers tensors;
   for_each_on_gpu(*call.layout, [&](const Layout::Tensor& tensor, std::size_t) {
     if (tensor.output == nullptr || tensor.output == tensor.input) return;
-    tensors.push_back(
-        {gpu_address(tensor.input), gpu_address(tensor.output), tensor.bytes / element});
+    tensors.push_back({gpu_address(tensor.input), gpu_address(tensor.output), tensor.elements});
   });
   workspace.launcher().move(call.dtype, call.dtype, {}, tensors);
 }

@@ -83,6 +83,41 @@ Task run_in_chunks(Comm& comm, const Call& call) {
   }
 }
 
+// Allreduce in a wire format that GPUs do not have: the tensors' own elements come to the host.
+Task run_encoded(Comm& comm, const Call& call) {
+  GpuGroup& gpu = *comm.gpu();
+  cuda::Workspace& workspace = gpu.workspace();
+  workspace.order(workspace.stream(), workspace.back());
+  std::size_t bytes = 0;
+  std::vector<std::size_t> places;  // of the tensors, in host memory
+  call.layout->for_each_tensor([&](const Layout::Tensor& tensor) {
+    places.push_back(bytes);
+    bytes += aligned_on_gpu(tensor.elements * sizeof(float));
+  });
+  co_await gpu.host_memory_free();
+  std::byte* const host = workspace.on_host(Purpose::kInput, bytes);
+  Layout layout(call.layout->stored(), call.layout->prescale(), call.wire);
+  auto place = places.begin();
+  call.layout->for_each_tensor([&](Layout::Tensor tensor) {
+    std::byte* const at = host + *place++;
+    if (tensor.input != nullptr) {
+      workspace.fetch(at, gpu_address(tensor.input), tensor.elements * sizeof(float));
+      tensor.input = tensor.output = at;
+    }
+    layout.add(tensor);
+  });
+  co_await Passed(workspace.mark());
+  co_await run_on_host(comm, call, &layout);
+  place = places.begin();
+  call.layout->for_each_tensor([&](const Layout::Tensor& tensor) {
+    const std::byte* const at = host + *place++;
+    if (tensor.output == nullptr) return;
+    workspace.bring(gpu_address(tensor.output), at, tensor.elements * sizeof(float));
+  });
+  gpu.keep_host_memory(workspace.mark_back());
+  workspace.order(workspace.back(), workspace.stream());
+}
+
 // Reducescatter, allgather, alltoall, gather and scatter.
 Task run_at_once(Comm& comm, const Call& call) {
   GpuGroup& gpu = *comm.gpu();
@@ -134,6 +169,7 @@ Task run_on_host(Comm& comm, Call call, Layout* layout) {
 }
 
 Task gpu_staged(Comm& comm, Call& call) {
+  if (call.wire != nullptr && !call.wire->on_gpu) return run_encoded(comm, call);
   const bool in_chunks = operation_info(call.kind).fuses;
   return in_chunks ? run_in_chunks(comm, call) : run_at_once(comm, call);
 }

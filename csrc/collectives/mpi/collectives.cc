@@ -72,7 +72,7 @@ constexpr MpiCollective kMpiCollectives[] = {
          },
      .unpack =
          [](const Comm&, const Call& call, const Buffers& buffers) {
-           finish_reduction(call, buffers.output, call.layout->elements());
+           finish_reduction(call, buffers.output, call.layout->bytes() / dtype_size(call.dtype));
            call.layout->unpack(0, call.layout->bytes(), buffers.output);
          },
      .in_segments = true},

@@ -29,7 +29,7 @@ class Direct {
         call_(call),
         layout_(*call.layout),
         me_(memory.rank()),
-        element_(dtype_size(call.dtype)),
+        grain_(call.grain()),
         chunk_(chunk) {}
 
   std::size_t cycles() const { return chunk_count(layout_.bytes(), chunk_); }
@@ -66,7 +66,7 @@ class Direct {
         for (std::size_t rank = 0; rank < operands.size(); ++rank) {
           operands[rank] = run.output + at + call_.distances[rank];
         }
-        call_.reduce(run.output + at, operands.data(), memory_.size(), bytes / element_,
+        call_.reduce(run.output + at, operands.data(), memory_.size(), bytes / grain_,
                      call_.finish);
         for (int rank = 0; rank < memory_.size(); ++rank) {
           if (rank == me_) continue;
@@ -106,7 +106,7 @@ class Direct {
       layout_.pack(run.begin + at, bytes, shown);
     }
     std::byte* const result = run.output != nullptr ? run.output + at : shown;
-    call_.reduce(result, operands.data(), memory_.size(), bytes / element_, call_.finish);
+    call_.reduce(result, operands.data(), memory_.size(), bytes / grain_, call_.finish);
     if (result != shown) {
       kernels().copy(shown, result, bytes);
     } else {
@@ -118,7 +118,7 @@ class Direct {
   Call& call_;
   Layout& layout_;
   const int me_;
-  const std::size_t element_;
+  const std::size_t grain_;
   const std::size_t chunk_;
 };
 

@@ -21,7 +21,7 @@ Task allreduce_lines(Comm& comm, Call& call) {
   }
   std::byte* result = layout.contiguous_output();
   if (result == nullptr) result = comm.scratch(Scratch::kWork, layout.bytes());
-  call.reduce(result, operands.data(), memory.size(), layout.elements(), call.finish);
+  call.reduce(result, operands.data(), memory.size(), layout.bytes() / call.grain(), call.finish);
   layout.unpack(0, layout.bytes(), result);
 }
 

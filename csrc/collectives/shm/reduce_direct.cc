@@ -15,7 +15,7 @@ Task reduce_direct(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const int me = memory.rank();
   const Part whole{0, layout.bytes()};
-  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t grain = call.grain();
   for (std::size_t i = 0; i < chunk_count(whole.bytes, Arena::kSlotBytes); ++i) {
     const Part chunk = chunk_of(whole, i, Arena::kSlotBytes);
     const std::uint64_t cycle = memory.next_cycle();
@@ -31,7 +31,7 @@ Task reduce_direct(Comm& comm, Call& call) {
         operands[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + slice.begin;
       }
       call.reduce(memory.slot(me, cycle) + slice.begin, operands.data(), memory.size(),
-                  slice.bytes / element, call.finish);
+                  slice.bytes / grain, call.finish);
     }
     memory.arrive(Stage::kReduced, cycle);
 

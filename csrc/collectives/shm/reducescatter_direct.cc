@@ -10,7 +10,7 @@ Task reducescatter_direct(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const auto ranks = static_cast<std::size_t>(memory.size());
   const auto me = static_cast<std::size_t>(memory.rank());
-  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t grain = call.grain();
   const auto parts = consecutive(call.receive_bytes);
   const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
   std::size_t largest = 0;
@@ -32,8 +32,8 @@ Task reducescatter_direct(Comm& comm, Call& call) {
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         sources[rank] = memory.slot(static_cast<int>(rank), cycle) + me * chunk_bytes;
       }
-      call.reduce(call.output + i * chunk_bytes, sources.data(), memory.size(),
-                  mine.bytes / element, call.finish);
+      call.reduce(call.output + i * chunk_bytes, sources.data(), memory.size(), mine.bytes / grain,
+                  call.finish);
     }
     memory.arrive(Stage::kDone, cycle);
   }

@@ -14,7 +14,7 @@ namespace horoplug {
 Task allreduce_doubling(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const std::size_t bytes = layout.bytes();
-  const std::size_t elements = layout.elements();
+  const std::size_t grains = bytes / call.grain();
   // Not in the output, which must stay unchanged until every rank is known to take part.
   std::byte* const work = comm.scratch(Scratch::kWork, bytes);
   std::byte* const theirs = comm.scratch(Scratch::kReceive, bytes);
@@ -27,7 +27,7 @@ Task allreduce_doubling(Comm& comm, Call& call) {
   const auto leader_of = [&](int group) { return group < folded ? 2 * group : group + folded; };
   const auto combine = [&](bool mine_first, const Finish& finish) {
     const void* const sources[] = {mine_first ? work : theirs, mine_first ? theirs : work};
-    call.reduce(work, sources, 2, elements, finish);
+    call.reduce(work, sources, 2, grains, finish);
   };
 
   if (in_pair && rank % 2 == 1) {

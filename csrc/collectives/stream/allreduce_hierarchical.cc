@@ -89,7 +89,7 @@ Task reduce_in_host(Allreduce& of, std::size_t block) {
     co_return;
   }
   HostMemory& memory = *of.comm.local_memory();
-  const std::size_t element = dtype_size(of.call.dtype);
+  const std::size_t grain = of.call.grain();
   std::vector<const void*> sources(static_cast<std::size_t>(memory.size()));
   for (std::size_t i = slices.begin(block); i < slices.end(block); ++i) {
     const std::uint64_t cycle = memory.next_cycle();
@@ -104,7 +104,7 @@ Task reduce_in_host(Allreduce& of, std::size_t block) {
       for (int rank = 0; rank < memory.size(); ++rank) {
         sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine.begin;
       }
-      of.call.reduce(to, sources.data(), memory.size(), mine.bytes / element, Finish{});
+      of.call.reduce(to, sources.data(), memory.size(), mine.bytes / grain, Finish{});
       to += mine.bytes;
     }
     memory.arrive(Stage::kDone, cycle);

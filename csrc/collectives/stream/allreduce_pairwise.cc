@@ -36,9 +36,9 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
   Layout& layout = *call.layout;
   const int size = comm.size();
   const auto me = static_cast<std::size_t>(comm.rank());
-  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t grain = call.grain();
   const std::size_t chunk_bytes = chunk_bytes_for(layout.bytes(), size, comm.chunk_bytes());
-  const auto parts = split_evenly(layout.bytes(), size, element);
+  const auto parts = split_evenly(layout.bytes(), size, grain);
   const Part& own = parts[me];
   std::byte* work = layout.in_place();
   if (work == nullptr) {
@@ -97,7 +97,7 @@ Task allreduce_pairwise(Comm& comm, Call& call) {
     }
     std::byte* const result = work + chunk.begin;
     sources[me] = result;
-    call.reduce(result, sources.data(), size, chunk.bytes / element, call.finish);
+    call.reduce(result, sources.data(), size, chunk.bytes / grain, call.finish);
     for (const int peer : peers) comm.send(peer, result, chunk.bytes);
     if (i + kPairwiseWindow < chunks) post_contributions(i + kPairwiseWindow);
     if (i + kPairwiseWindow + 1 == chunks) post_results();

@@ -11,7 +11,7 @@ Task allreduce_ring(Comm& comm, Call& call) {
   if (work == nullptr) work = comm.scratch(Scratch::kWork, layout.bytes());
   layout.pack(0, layout.bytes(), work);
 
-  const auto parts = split_evenly(layout.bytes(), comm.size(), dtype_size(call.dtype));
+  const auto parts = split_evenly(layout.bytes(), comm.size(), call.grain());
   const int steps = comm.size() - 1;
   co_await ring_pass(comm, call, {work, parts, comm.rank(), steps, 2 * steps});
 

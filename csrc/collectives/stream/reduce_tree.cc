@@ -54,8 +54,8 @@ Task reduce_along(Comm& comm, Call& call, TreeNeighbours tree) {
       sources[1 + child] = arrival(i, child);
     }
     if (children > 0) {
-      call.reduce(own, sources.data(), static_cast<int>(sources.size()),
-                  chunk.bytes / dtype_size(call.dtype), is_root ? call.finish : Finish{});
+      call.reduce(own, sources.data(), static_cast<int>(sources.size()), chunk.bytes / call.grain(),
+                  is_root ? call.finish : Finish{});
     }
     if (!is_root) comm.send(tree.parent, own, chunk.bytes);
   }

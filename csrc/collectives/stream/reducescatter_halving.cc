@@ -36,7 +36,7 @@ Task receive_and_reduce(Comm& comm, const Call& call, int rank, std::byte* data,
     const bool mine_first = comm.rank() < rank;
     const void* const sources[] = {mine_first ? mine : theirs + chunk.begin,
                                    mine_first ? theirs + chunk.begin : mine};
-    call.reduce(mine, sources, 2, chunk.bytes / dtype_size(call.dtype), finish);
+    call.reduce(mine, sources, 2, chunk.bytes / call.grain(), finish);
   }
 }
 

@@ -28,7 +28,7 @@ Task reduce_in_host(const SlicedCall& of, std::byte* sums) {
     co_return;
   }
   HostMemory& memory = *of.comm.local_memory();
-  const std::size_t element = dtype_size(of.call.dtype);
+  const std::size_t grain = of.call.grain();
   const std::size_t room = Arena::kSlotBytes / of.slices.size() / 64 * 64;
   std::size_t cycles = 1;
   for (const PartsOfSlice& slice : of.slices) {
@@ -52,7 +52,7 @@ Task reduce_in_host(const SlicedCall& of, std::byte* sums) {
         sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine;
       }
       if (chunk.bytes > 0) {
-        of.call.reduce(sums + chunk.begin, sources.data(), memory.size(), chunk.bytes / element,
+        of.call.reduce(sums + chunk.begin, sources.data(), memory.size(), chunk.bytes / grain,
                        Finish{});
       }
     }

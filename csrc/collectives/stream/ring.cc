@@ -51,7 +51,7 @@ std::vector<IncomingChunk> incoming(const RingPass& pass, std::size_t chunk_byte
 Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-  const std::size_t element = dtype_size(call.dtype);
+  const std::size_t grain = call.grain();
 
   const std::size_t chunk_bytes = chunk_bytes_for(pass.parts, comm.chunk_bytes());
   const Part& own = pass.parts[static_cast<std::size_t>(pass.first)];
@@ -85,7 +85,7 @@ Task ring_pass(Comm& comm, const Call& call, RingPass pass) {
     if (chunk.step < pass.reduce_steps) {
       const void* const sources[] = {target(i), place};
       const bool last = chunk.step == pass.reduce_steps - 1;
-      call.reduce(place, sources, 2, chunk.part.bytes / element, last ? call.finish : Finish{});
+      call.reduce(place, sources, 2, chunk.part.bytes / grain, last ? call.finish : Finish{});
     }
     if (chunk.step < pass.steps - 1) comm.send(next, place, chunk.part.bytes);
   }

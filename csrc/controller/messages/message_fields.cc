@@ -9,7 +9,7 @@ namespace {
 void put_signature(Writer& writer, const Signature& signature) {
   writer.put(signature.op);
   writer.put(signature.dtype);
-  writer.put(signature.wire_dtype());
+  writer.put(static_cast<std::uint8_t>(signature.wire_code()));
   writer.put(signature.reduce);
   writer.put(signature.root);
   writer.put(signature.device);
@@ -30,8 +30,13 @@ Signature get_signature(Reader& reader) {
   Signature signature;
   signature.op = reader.get_enum<OpKind>(kOpKindCount);
   signature.dtype = reader.get_enum<DType>(kDTypeCount);
-  const DType wire = reader.get_enum<DType>(kDTypeCount);
-  if (wire != signature.dtype) signature.compressed = wire;
+  const std::int32_t wire = reader.get<std::uint8_t>();
+  if (wire != signature.wire_code()) {
+    signature.wire = find_wire_format(wire);
+    if (signature.wire == nullptr || signature.dtype != DType::kFloat32) {
+      throw WireError("unknown wire format");
+    }
+  }
   signature.reduce = reader.get_enum<ReduceOp>(kReduceOpCount);
   signature.root = reader.get<std::int32_t>();
   signature.device = reader.get<std::int32_t>();

@@ -7,12 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "controller/state/tensor_states.h"
+
 namespace horoplug {
 
 struct Members {
   std::uint32_t set = 0;
   std::vector<int> ranks;  // ranks of the job, ascending
   int index = -1;          // this rank's index in `ranks`; -1 if it is not a member
+  std::shared_ptr<TensorStates> states = std::make_shared<TensorStates>();
 
   int size() const { return static_cast<int>(ranks.size()); }
   // The index of a rank of the job; -1 if it is not a member.

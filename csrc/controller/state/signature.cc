@@ -99,9 +99,8 @@ const std::vector<Field>& fields() {
        .show = [](auto& s) { return std::string(dtype_name(s.dtype)); }},
       {.name = "compression",
        .advice = "use the same compression=",
-       .same = [](auto& a, auto& b) { return a.compressed == b.compressed; },
-       .show =
-           [](auto& s) { return std::string(s.compressed ? dtype_name(*s.compressed) : "none"); }},
+       .same = [](auto& a, auto& b) { return a.wire == b.wire; },
+       .show = [](auto& s) { return std::string(s.wire != nullptr ? s.wire->name : "none"); }},
       {.name = "number of tensors",
        .advice = "submit the same group",
        .same = [](auto& a, auto& b) { return a.shapes.size() == b.shapes.size(); },
@@ -161,9 +160,9 @@ std::string describe_shape(const Shape& shape) {
 
 std::int64_t payload_bytes(const Signature& signature) {
   if (is_administrative(signature.op)) return 0;
-  std::int64_t elements = 0;
-  for (const Shape& shape : signature.shapes) elements += elements_of(shape);
-  return elements * static_cast<std::int64_t>(dtype_size(signature.wire_dtype()));
+  std::size_t bytes = 0;
+  for (const Shape& shape : signature.shapes) bytes += signature.wire_bytes(elements_of(shape));
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::uint64_t digest(const Signature& signature) {
@@ -171,7 +170,7 @@ std::uint64_t digest(const Signature& signature) {
   hash.add(static_cast<std::uint64_t>(signature.op) << 16 |
            static_cast<std::uint64_t>(signature.dtype) << 8 |
            static_cast<std::uint64_t>(signature.reduce));
-  hash.add(static_cast<std::uint64_t>(signature.wire_dtype()));
+  hash.add(static_cast<std::uint64_t>(signature.wire_code()));
   hash.add(static_cast<std::uint64_t>(signature.root));
   hash.add(signature.shapes.size());
   for (const Shape& shape : signature.shapes) {
@@ -192,9 +191,9 @@ bool compatible(const Signature& a, const Signature& b) {
 bool fusable(const Signature& a, const Signature& b) {
   const OperationInfo& info = operation_info(a.op);
   return (info.fuses || info.shares_batch) && a.op == b.op && a.dtype == b.dtype &&
-         a.compressed == b.compressed && a.device == b.device &&
-         (!info.has_root || a.root == b.root) && (!info.reduces || a.reduce == b.reduce) &&
-         a.prescale == b.prescale && a.postscale == b.postscale;
+         a.wire == b.wire && a.device == b.device && (!info.has_root || a.root == b.root) &&
+         (!info.reduces || a.reduce == b.reduce) && a.prescale == b.prescale &&
+         a.postscale == b.postscale;
 }
 
 std::string describe_mismatch(const std::string& name, const std::vector<Variant>& variants) {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/operations.h"
 #include "base/types.h"
+#include "base/wire_format.h"
 #include "controller/state/rank_ranges.h"
 
 namespace horoplug {
@@ -17,8 +17,8 @@ using Shape = std::vector<std::int64_t>;
 struct Signature {
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kUInt8;
-  // With compression: the 16-bit type in which the elements of a float32 allreduce travel.
-  std::optional<DType> compressed;
+  // How the elements of an allreduce travel; nullptr: as they are.
+  const WireFormat* wire = nullptr;
   ReduceOp reduce = ReduceOp::kSum;
   std::int32_t root = 0;
   std::int32_t device = -1;
@@ -33,7 +33,16 @@ struct Signature {
   // not.
   bool recurring = true;
 
-  DType wire_dtype() const { return compressed.value_or(dtype); }
+  // Names the form in which elements travel.
+  std::int32_t wire_code() const {
+    return wire != nullptr ? wire->code : static_cast<std::int32_t>(dtype);
+  }
+  DType wire_dtype() const { return wire != nullptr ? wire->dtype : dtype; }
+  // The bytes that so many elements of one tensor take as they travel.
+  std::size_t wire_bytes(std::int64_t elements) const {
+    const auto count = static_cast<std::size_t>(elements);
+    return wire != nullptr ? wire->bytes(count) : count * dtype_size(dtype);
+  }
 
   bool operator==(const Signature&) const = default;
 };

@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "base/types.h"
+#include "base/wire_format.h"
 
 namespace horoplug {
 
@@ -57,6 +58,13 @@ using DotsFn = DotProducts (*)(const void* a, const void* b, std::size_t count);
 using BlendFn = void (*)(void* dst, const void* a, const void* b, std::size_t count, double of_a,
                          double of_b);
 
+// Of a wire format: `count` of `encode` and `decode` is in elements of the tensor, from the begin
+// of a block on; that of `reduce` in blocks.
+struct WireKernels {
+  ConvertFn encode, decode;
+  ReduceFn reduce[kReduceOpCount];  // nullptr: there is no such reduction
+};
+
 struct KernelTable {
   const char* name;  // "avx512", "avx2", "baseline"
   // nullptr: of Adasum, which has `dots` and `blend`, and where a type has no such reduction.
@@ -68,6 +76,7 @@ struct KernelTable {
   ConvertFn to_float32[kDTypeCount];  // likewise
   DotsFn dots[kDTypeCount];           // where has_adasum(); nullptr for the others
   BlendFn blend[kDTypeCount];         // likewise
+  WireKernels wire[kWireFormatCount];
 
   ConvertFn narrow_to(DType dtype) const { return from_float32[static_cast<int>(dtype)]; }
   ConvertFn widen_from(DType dtype) const { return to_float32[static_cast<int>(dtype)]; }
@@ -76,6 +85,14 @@ struct KernelTable {
 // The table this process uses. HOROPLUG_CPU_KERNELS=baseline|avx2|avx512 forces a lesser one (for
 // tests).
 const KernelTable& kernels();
+
+// The kernel for elements of a type or, if `wire` is not nullptr, for blocks of a wire format.
+inline ReduceFn reduction_of(ReduceOp op, DType dtype, const WireFormat* wire) {
+  const KernelTable& table = kernels();
+  const auto row = static_cast<int>(op);
+  return wire != nullptr ? table.wire[index_of(*wire)].reduce[row]
+                         : table.reduce[row][static_cast<int>(dtype)];
+}
 
 // All tables that this processor can run, best first; for tests that compare them.
 struct KernelTables {

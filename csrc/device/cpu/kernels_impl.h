@@ -11,6 +11,7 @@
 
 #include "device/cpu/kernels.h"
 #include "device/cpu/kernels_adasum.h"
+#include "device/cpu/kernels_blocks.h"
 #include "device/cpu/kernels_copy.h"
 #include "device/cpu/kernels_finish.h"
 #include "device/cpu/kernels_vector.h"
@@ -394,6 +395,22 @@ constexpr void add_element(KernelTable& table) {
   }
 }
 
+constexpr void add_wire_format(KernelTable& table, const WireFormat& format) {
+  WireKernels& kernels = table.wire[index_of(format)];
+  if (format.code == kInt8Blocks) {
+    kernels.encode = encode_int8;
+    kernels.decode = decode_int8;
+    kernels.reduce[static_cast<int>(ReduceOp::kSum)] = sum_int8;
+    kernels.reduce[static_cast<int>(ReduceOp::kAverage)] = sum_int8;
+    return;
+  }
+  // A conversion to another dtype.
+  const auto dtype = static_cast<int>(format.dtype);
+  kernels.encode = table.from_float32[dtype];
+  kernels.decode = table.to_float32[dtype];
+  for (int op = 0; op < kReduceOpCount; ++op) kernels.reduce[op] = table.reduce[op][dtype];
+}
+
 constexpr KernelTable make_table(const char* name) {
   KernelTable table{};
   table.name = name;
@@ -403,6 +420,7 @@ constexpr KernelTable make_table(const char* name) {
 #define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, ...) \
   add_element<family##Element<DType::k##Name, c_type, mantissa>>(table);
 #include "horoplug/dtypes.def"
+  for (const WireFormat& format : kWireFormats) add_wire_format(table, format);
   return table;
 }
 

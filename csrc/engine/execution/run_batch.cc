@@ -38,8 +38,7 @@ Allocation allocate_on_gpu(const Comm& comm, const Operation& operation, std::si
 void set_reduction(Call& call, const Signature& signature, int size) {
   call.reduce_op = signature.reduce;
   const ReduceOp kernel = signature.reduce == ReduceOp::kAdasum ? ReduceOp::kSum : signature.reduce;
-  call.reduce =
-      kernels().reduce[static_cast<int>(kernel)][static_cast<int>(signature.wire_dtype())];
+  call.reduce = reduction_of(kernel, signature.dtype, signature.wire);
   call.finish.multiply = signature.postscale;
   call.finish.divide = signature.reduce == ReduceOp::kAverage ? size : 1;
 }
@@ -106,15 +105,16 @@ std::size_t row_bytes_of(const Signature& signature, std::size_t tensor) {
 }
 
 // Appends one tensor of an operation to a layout.
-void add_to(Layout& layout, const Operation& operation, std::size_t index, std::byte* output) {
+void add_to(Layout& layout, const Operation& operation, std::size_t index, std::byte* output,
+            const EncodingError& error = {}) {
   const Signature& signature = operation.signature;
-  const DType dtype = signature.wire_dtype();
-  const std::size_t bytes =
-      static_cast<std::size_t>(elements_of(signature.shapes[index])) * dtype_size(dtype);
+  const std::int64_t elements = elements_of(signature.shapes[index]);
   if (operation.absent) {
-    layout.add_absent(identity_element(signature.reduce, dtype), bytes);
+    layout.add_absent(identity_element(signature.reduce, signature.wire_dtype()),
+                      signature.wire_bytes(elements));
   } else {
-    layout.add(operation.tensors[index].input, output, bytes);
+    layout.add(operation.tensors[index].input, output,
+               static_cast<std::size_t>(elements) * dtype_size(signature.dtype), error);
   }
 }
 
@@ -157,7 +157,7 @@ std::uint64_t place_of(const std::vector<OperationPtr>& operations,
   const std::shared_ptr<SharedBuffer>& buffer = operations.front()->buffer;
   if (!buffer || !buffer->shared()) return 0;
   const Signature& signature = operations.front()->signature;
-  if (signature.prescale != 1.0 || signature.compressed) return 0;
+  if (signature.prescale != 1.0 || signature.wire != nullptr) return 0;
   std::uint64_t place = buffer->number();
   for (const OperationPtr& operation : operations) {
     if (operation->absent || operation->buffer != buffer) return 0;
@@ -179,14 +179,27 @@ void pass_inputs_on(const Comm& comm, const Call& call) {
   });
 }
 
+// What the wire format keeps of one tensor; nothing under a generated name, which does not recur.
+EncodingError begin_state(const Operation& operation, std::size_t index,
+                          std::vector<TensorStates::Update>& states) {
+  const Signature& signature = operation.signature;
+  if (signature.wire == nullptr || !signature.wire->keeps_error) return {};
+  if (operation.absent || !signature.recurring) return {};
+  const auto elements = static_cast<std::size_t>(elements_of(signature.shapes[index]));
+  states.push_back(operation.members->states->begin(operation.name, index, elements));
+  const TensorStates::Update& state = states.back();
+  return {state.before ? state.before->data() : nullptr, state.after->data()};
+}
+
 // Allreduce, broadcast and reduce: all tensors of all operations form one buffer.
 Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
   const Signature& signature = operations.front()->signature;
-  Layout layout(signature.wire_dtype(), signature.prescale, signature.dtype);
+  Layout layout(signature.dtype, signature.prescale, signature.wire);
+  std::vector<TensorStates::Update> states;
   for (const OperationPtr& operation : operations) {
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
       const TensorArgument& tensor = operation->tensors[i];
-      add_to(layout, *operation, i, tensor.output);
+      add_to(layout, *operation, i, tensor.output, begin_state(*operation, i, states));
       if (operation->absent) continue;
       operation->outcomes.push_back(
           make_outcome(comm, *operation, i, rows_of(operation->signature.shapes[i])));
@@ -199,6 +212,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
   Call call;
   call.kind = signature.op;
   call.dtype = signature.wire_dtype();
+  call.wire = signature.wire;
   call.on_gpu = signature.device >= 0;
   call.layout = &layout;
   const OperationInfo& info = operation_info(signature.op);
@@ -212,6 +226,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
     call.distances = distances;
   }
   co_await run(comm, call, algorithm);
+  if (!states.empty()) operations.front()->members->states->complete(std::move(states));
   if (signature.op == OpKind::kReduce && call.root != comm.rank()) pass_inputs_on(comm, call);
 }
 
@@ -485,7 +500,7 @@ std::uint64_t kind_of(const Batch& batch) {
   Hash hash;
   for (const std::uint64_t part :
        {static_cast<std::uint64_t>(s.op), static_cast<std::uint64_t>(s.dtype),
-        static_cast<std::uint64_t>(s.wire_dtype()), static_cast<std::uint64_t>(s.reduce),
+        static_cast<std::uint64_t>(s.wire_code()), static_cast<std::uint64_t>(s.reduce),
         std::uint64_t{s.prescale != 1.0}, std::uint64_t{s.postscale != 1.0},
         static_cast<std::uint64_t>(std::bit_width(bytes)),
         static_cast<std::uint64_t>(std::bit_width(tensors))}) {

@@ -37,9 +37,10 @@ Shape checked_shape(const hp_tensor& tensor, std::size_t element) {
 }
 
 void check_adasum(const Signature& s, int size) {
-  if (!has_adasum(s.dtype)) {
+  if (!has_adasum(s.wire_dtype())) {
     throw Error(HP_UNSUPPORTED, std::string("Adasum works on float16, bfloat16, float32 and ") +
-                                    "float64, not on " + dtype_name(s.dtype) + "; cast the tensor");
+                                    "float64, not on " + dtype_name(s.wire_dtype()) +
+                                    "; cast the tensor");
   }
   if (!std::has_single_bit(static_cast<unsigned>(size))) {
     throw Error(HP_UNSUPPORTED, "Adasum works on 1, 2, 4, 8 ... ranks, not on " +
@@ -57,22 +58,31 @@ void check_reduction(const Signature& s, int size) {
                 "bool tensors have no average; use Sum (any), Product (all) or cast");
   }
   if (s.reduce == ReduceOp::kAdasum) return check_adasum(s, size);
-  if (kernels().reduce[static_cast<int>(s.reduce)][static_cast<int>(s.dtype)] == nullptr) {
+  if (reduction_of(s.reduce, s.dtype, s.wire) == nullptr) {
     throw Error(HP_UNSUPPORTED, std::string(op_kind_name(s.op)) + " cannot do " +
-                                    reduce_op_name(s.reduce) + " on " + dtype_name(s.dtype));
+                                    reduce_op_name(s.reduce) + " on " +
+                                    (s.wire != nullptr ? s.wire->name : dtype_name(s.dtype)));
   }
 }
 
-// Tensors of other types travel without conversion.
-std::optional<DType> compressed(const hp_submission& submission, const Signature& s) {
-  if (submission.wire_dtype == 0) return std::nullopt;
-  const auto wire = checked<DType>(submission.wire_dtype, kDTypeCount, "data type");
-  if (s.op != OpKind::kAllreduce || !is_half(wire)) {
-    throw Error(HP_UNSUPPORTED, std::string("compression is for allreduce, as float16 or ") +
-                                    "bfloat16, not for " + op_kind_name(s.op) + " as " +
-                                    dtype_name(wire));
+// Tensors of other types than float32 travel as they are.
+const WireFormat* wire_format(const hp_submission& submission, const Signature& s) {
+  const std::int32_t code = submission.wire_dtype;
+  if (code == 0) return nullptr;
+  const WireFormat* const format = find_wire_format(code);
+  if (s.op != OpKind::kAllreduce || format == nullptr) {
+    std::string known;
+    for (const WireFormat& row : kWireFormats) {
+      if (!row.offered) continue;
+      known += (known.empty() ? "" : " or ") + std::string(row.name);
+    }
+    const char* const name = format != nullptr
+                                 ? format->name
+                                 : dtype_name(checked<DType>(code, kDTypeCount, "data type"));
+    throw Error(HP_UNSUPPORTED, "compression is for allreduce, as " + known + ", not for " +
+                                    op_kind_name(s.op) + " as " + name);
   }
-  return s.dtype == DType::kFloat32 ? std::optional(wire) : std::nullopt;
+  return s.dtype == DType::kFloat32 ? format : nullptr;
 }
 
 void check_splits(Operation& operation, const hp_submission& submission, int size) {
@@ -132,7 +142,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   }
   signature.dtype = checked<DType>(submission.dtype, kDTypeCount, "data type");
   signature.reduce = checked<ReduceOp>(submission.reduce_op, kReduceOpCount, "reduction");
-  signature.compressed = compressed(submission, signature);
+  signature.wire = wire_format(submission, signature);
   if (!info.reduces) signature.reduce = ReduceOp::kSum;
   // Ranks need not use GPUs with the same ordinal.
   signature.device = submission.device < 0 || !info.has_tensors ? -1 : 0;

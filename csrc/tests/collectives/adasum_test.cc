@@ -7,7 +7,7 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "harness/cluster.h"
+#include "harness/algorithms_run.h"
 #include "harness/elements.h"
 
 using namespace horoplug;
@@ -162,9 +162,7 @@ double excess(DType dtype, const Tensors& got, const std::vector<Vector>& expect
 double tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-13 : 3e-6; }
 
 EngineOptions with_algorithm(const char* algorithm) {
-  EngineOptions options = test_options();
-  if (algorithm != nullptr) options.algorithm = algorithm;
-  return options;
+  return algorithm != nullptr ? options_forcing(algorithm) : test_options();
 }
 
 }  // namespace

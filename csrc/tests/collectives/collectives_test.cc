@@ -3,11 +3,11 @@
 // dtype.
 #include <doctest/doctest.h>
 
-#include <functional>
-#include <initializer_list>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 
-#include "harness/cluster.h"
+#include "harness/algorithms_run.h"
 #include "harness/elements.h"
 
 using namespace horoplug;
@@ -317,54 +317,143 @@ TEST_CASE("operations on large tensors give correct results on every transport")
 
 namespace {
 
-// Runs a program on every rank of jobs in which one of the algorithms is forced.
-void run_forced(std::initializer_list<const char*> algorithms,
-                std::initializer_list<Transport> transports,
-                const std::function<void(Engine& engine, int rank)>& program) {
-  for (const char* algorithm : algorithms) {
-    for (const Transport transport : transports) {
-      for (const int ranks : kForcedRanks) {
-        CAPTURE(algorithm);
+void check_rooted(Engine& engine, int rank, OpKind kind, std::size_t unit) {
+  const int root = engine.size() - 1;
+  const auto rows_of_rank = [&](int r) { return static_cast<std::size_t>(r + 1) * unit; };
+  Order request;
+  request.op = kind;
+  request.dtype = DType::kInt32;
+  request.root = root;
+  Bytes input, expected;
+  if (kind == OpKind::kReduce) {
+    input = input_of(request.dtype, ReduceOp::kSum, rank, unit);
+    expected = rank == root ? result_of(request.dtype, ReduceOp::kSum, engine.size(), unit) : input;
+  } else if (kind == OpKind::kGather) {
+    const auto part = [&](int r) { return zeros_and_ones(request.dtype, rows_of_rank(r), r % 2); };
+    input = part(rank);
+    for (int r = 0; rank == root && r < engine.size(); ++r) append(expected, part(r));
+  } else {
+    std::size_t before = 0;
+    for (int r = 0; r < engine.size(); ++r) {
+      if (r < rank) before += rows_of_rank(r);
+      append(input, zeros_and_ones(request.dtype, rows_of_rank(r), r % 2));
+      request.splits.push_back(static_cast<std::int64_t>(rows_of_rank(r)));
+    }
+    expected = zeros_and_ones(request.dtype, rows_of_rank(rank), rank % 2);
+  }
+  Bytes output(kind == OpKind::kReduce ? input.size() : 0);
+  request.shape = {static_cast<std::int64_t>(input.size() / dtype_size(request.dtype))};
+  request.input = input.data();
+  request.output = output.empty() ? nullptr : output.data();
+  check(difference(request.dtype, perform(engine, request), expected),
+        std::string(op_kind_name(kind)) + " in units of " + std::to_string(unit));
+}
+
+// Adasum of equal tensors is that tensor.
+void check_adasum_of_equal(Engine& engine, std::size_t count) {
+  const Bytes input = input_of(DType::kFloat32, ReduceOp::kSum, 0, count);
+  Bytes output(input.size());
+  Order request;
+  request.reduce = ReduceOp::kAdasum;
+  request.shape = {static_cast<std::int64_t>(count)};
+  request.input = input.data();
+  request.output = output.data();
+  check(difference(DType::kFloat32, perform(engine, request), input), "Adasum of equal tensors");
+}
+
+// What is run with an algorithm of this operation.
+void check_operation(Engine& engine, int rank, const Algorithm& algorithm) {
+  switch (algorithm.kind) {
+    case OpKind::kAllreduce:
+      for (const std::size_t count : kForcedCounts) {
+        // The largest takes several blocks. Three and six ranks suffice for these.
+        if (count > 1'000'000 && engine.size() % 3 != 0) continue;
+        if (std::string(algorithm.name).starts_with("adasum")) {
+          check_adasum_of_equal(engine, count);
+          continue;
+        }
+        check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
+        check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
+      }
+      break;
+    case OpKind::kBroadcast:
+      for (const std::size_t count : kForcedCounts) {
+        if (count > 1'000'000 && engine.size() % 3 != 0) continue;
+        check_broadcast(engine, rank, DType::kInt32, 1, count);
+      }
+      break;
+    case OpKind::kAllgather:
+      for (const std::size_t salt : {0, 3, 5}) {
+        for (const std::size_t unit : kGatheredUnits) {
+          check_allgather(engine, rank, DType::kFloat64, salt, unit);
+        }
+      }
+      break;
+    case OpKind::kReducescatter:
+      for (const std::size_t rows : kScatteredRows) {
+        check_reducescatter(engine, rank, DType::kFloat32, ReduceOp::kAverage, rows, 3);
+        check_reducescatter(engine, rank, DType::kBFloat16, ReduceOp::kSum, rows, 1);
+      }
+      break;
+    case OpKind::kAlltoall:
+      for (const std::size_t unit : kGatheredUnits) {
+        check_alltoall(engine, rank, DType::kFloat64, 1, unit);
+      }
+      break;
+    case OpKind::kBarrier: {
+      Order barrier;
+      barrier.op = OpKind::kBarrier;
+      perform(engine, barrier);
+      break;
+    }
+    default:
+      for (const std::size_t unit : kGatheredUnits) {
+        check_rooted(engine, rank, algorithm.kind, unit);
+      }
+  }
+}
+
+// Where an algorithm can run.
+std::vector<Transport> transports_of(const std::string& medium) {
+  if (medium == "shm") return {Transport::kShm, Transport::kThreads};
+  if (medium == "stream") return {Transport::kShm, Transport::kTcp, Transport::kMixed};
+  return {Transport::kMixed};
+}
+
+std::vector<int> ranks_of(const Algorithm& algorithm) {
+  if (std::string(algorithm.name).starts_with("adasum")) return {4};
+  std::vector<int> ranks(std::begin(kForcedRanks), std::end(kForcedRanks));
+  // Of two ranks, each has a host of its own.
+  if (std::string(algorithm.medium) == "mixed") std::erase(ranks, 2);
+  return ranks;
+}
+
+}  // namespace
+
+TEST_CASE("every algorithm of the registry gives correct results where it is forced, and runs") {
+  for (const Algorithm& algorithm : algorithms()) {
+    const std::string medium = algorithm.medium;
+    // MPI's collectives and process sets of one rank have tests of their own, and so have GPUs.
+    if (algorithm.on_gpu || medium == "mpi" || medium == "self") continue;
+    const std::string row = AlgorithmsRun::describe(algorithm);
+    CAPTURE(row);
+    for (const Transport transport : transports_of(medium)) {
+      for (const int ranks : ranks_of(algorithm)) {
         CAPTURE(transport_name(transport));
         CAPTURE(ranks);
-        EngineOptions options = test_options();
-        options.algorithm = algorithm;
-        Cluster cluster(transport, ranks, options);
-        CHECK_NOTHROW(cluster.run([&](int rank) { program(cluster.engine(rank), rank); }));
+        Cluster cluster(transport, ranks, options_forcing(algorithm.name));
+        AlgorithmsRun run(cluster.engine(0));
+        CHECK_NOTHROW(
+            cluster.run([&](int rank) { check_operation(cluster.engine(rank), rank, algorithm); }));
+        const bool ran = run.take().contains(row);
+        CHECK(ran);
       }
     }
   }
 }
 
-}  // namespace
-
-TEST_CASE("every algorithm that can be forced gives correct results") {
-  run_forced({"ring", "doubling", "pairwise", "hierarchical", "direct", "lines", "tree", "chain"},
-             {Transport::kShm, Transport::kTcp, Transport::kMixed}, [](Engine& engine, int rank) {
-               for (const std::size_t count : kForcedCounts) {
-                 // The largest takes several blocks. Three and six ranks suffice for these.
-                 if (count > 1'000'000 && engine.size() % 3 != 0) continue;
-                 check_allreduce(engine, rank, DType::kFloat32, ReduceOp::kSum, count, true);
-                 check_allreduce(engine, rank, DType::kBFloat16, ReduceOp::kAverage, count, false);
-                 check_broadcast(engine, rank, DType::kInt32, 1, count);
-               }
-             });
-}
-
-TEST_CASE("every algorithm for allgather and reducescatter between hosts gives correct results") {
-  run_forced({"ring", "bruck", "halving", "hierarchical"},
-             {Transport::kInproc, Transport::kTcp, Transport::kMixed},
-             [](Engine& engine, int rank) {
-               for (const std::size_t salt : {0, 3, 5}) {
-                 for (const std::size_t unit : kGatheredUnits) {
-                   check_allgather(engine, rank, DType::kFloat64, salt, unit);
-                 }
-               }
-               for (const std::size_t rows : kScatteredRows) {
-                 check_reducescatter(engine, rank, DType::kFloat32, ReduceOp::kAverage, rows, 3);
-                 check_reducescatter(engine, rank, DType::kBFloat16, ReduceOp::kSum, rows, 1);
-               }
-             });
+TEST_CASE("a forced algorithm that the registry does not have is noticed") {
+  CHECK_THROWS_AS(options_forcing("rnig"), std::invalid_argument);
 }
 
 TEST_CASE("small allgathers of one burst share exchanges") {
@@ -445,9 +534,7 @@ TEST_CASE("process sets that span hosts reduce within each host first") {
                                           {0, 2, 4},
                                           {1, 2, 4, 5, 6, 7},
                                           {0, 2, 4, 6, 7}}) {
-    EngineOptions options = test_options();
-    options.algorithm = "hierarchical";
-    Cluster cluster(Transport::kMixed, 8, options, 2);
+    Cluster cluster(Transport::kMixed, 8, options_forcing("hierarchical"), 2);
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
       const auto set = static_cast<std::uint32_t>(await_value(engine, engine.add_set(members)));

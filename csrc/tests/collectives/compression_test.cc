@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "harness/cluster.h"
+#include "harness/algorithms_run.h"
 #include "harness/elements.h"
 
 using namespace horoplug;
@@ -104,9 +104,7 @@ TEST_CASE("every algorithm supports compression with the same results") {
   const std::uint64_t seed = test_seed();
   for (const char* name : {"ring", "pairwise", "doubling", "hierarchical", "direct"}) {
     CAPTURE(name);
-    EngineOptions options = test_options();
-    options.algorithm = name;
-    Cluster cluster(Transport::kMixed, 4, options);
+    Cluster cluster(Transport::kMixed, 4, options_forcing(name));
     cluster.run([&](int rank) { check_all(cluster.engine(rank), rank, seed); });
   }
 }

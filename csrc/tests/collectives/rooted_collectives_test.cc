@@ -7,7 +7,7 @@
 #include <random>
 #include <span>
 
-#include "harness/cluster.h"
+#include "harness/algorithms_run.h"
 #include "harness/elements.h"
 
 using namespace horoplug;
@@ -213,9 +213,7 @@ TEST_CASE("reduce gives the right results with each of its algorithms") {
   for (const char* algorithm : {"tree", "chain"}) {
     CAPTURE(algorithm);
     CAPTURE(seed);
-    EngineOptions options = test_options();
-    options.algorithm = algorithm;
-    Cluster cluster(Transport::kInproc, 5, options);
+    Cluster cluster(Transport::kInproc, 5, options_forcing(algorithm));
     cluster.run([&](int rank) {
       Draw draw(seed);
       Scene scene{cluster.engine(rank), rank, {0, 1, 2, 3, 4}, 0};

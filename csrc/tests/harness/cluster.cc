@@ -202,6 +202,7 @@ OperationPtr operation_of(const Order& request, const MembersPtr& members) {
   submission.dtype = static_cast<int32_t>(request.dtype);
   submission.reduce_op = static_cast<int32_t>(request.reduce);
   if (request.compressed) submission.wire_dtype = static_cast<int32_t>(*request.compressed);
+  if (request.wire != nullptr) submission.wire_dtype = request.wire->code;
   submission.root = request.root;
   submission.tag = request.tag;
   submission.device = request.device;

@@ -62,6 +62,7 @@ struct Order {
   OpKind op = OpKind::kAllreduce;
   DType dtype = DType::kFloat32;
   std::optional<DType> compressed{};
+  const WireFormat* wire = nullptr;  // one that is no dtype
   ReduceOp reduce = ReduceOp::kSum;
   std::string name{};
   std::string layout{};
