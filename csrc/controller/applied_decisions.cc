@@ -50,6 +50,7 @@ void AppliedDecisions::apply_join(const DecisionItem& item) {
   Decision& decision = decisions_.emplace_back();
   decision.kind = item.kind;
   decision.batch = item.batch;
+  decision.names = {op_kind_name(OpKind::kJoin)};
   decision.rank = item.rank;
 }
 

@@ -26,8 +26,8 @@ class AppliedDecisions {
     std::uint64_t batch = 0;
     // kBatch, kUninstallPlan, kPausePlan: the plan's epoch; 0 if the batch was negotiated
     std::uint32_t plan = 0;
-    std::vector<std::string>
-        names;  // kBatch: operations in order; kError: the operation that fails
+    // kBatch: operations in order; kJoined: the join; kError: the operation that fails
+    std::vector<std::string> names;
     // kBatch, indexed like `names`: ranks that have joined and contribute no data. Empty if there
     // are none.
     std::vector<RankRanges> absent;

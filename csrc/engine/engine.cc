@@ -344,17 +344,13 @@ bool Engine::take_requests() {
 }
 
 bool Engine::has_running_batch() const {
-  return !point_to_point_.idle() ||
-         std::any_of(registry_.sets().begin(), registry_.sets().end(),
-                     [](const auto& set) { return set.second->executor.running() != nullptr; });
+  const auto runs = [](const ProcessSet& set) { return set.executor().running() != nullptr; };
+  return !point_to_point_.idle() || std::ranges::any_of(registry_.sets(), runs);
 }
 
 double Engine::sleep_seconds() const {
   bool waiting = lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running() ||
-                 peers_.undecided();
-  for (const auto& [id, set] : registry_.sets()) {
-    waiting |= !set->pending.empty() || !set->executor.idle() || set->removal;
-  }
+                 peers_.undecided() || std::ranges::any_of(registry_.sets(), &ProcessSet::busy);
   waiting |= gpu_.is_busy() || !point_to_point_.idle() || !point_to_point_.waiting().empty();
   const bool polls = polling_.needed();
   // Peers report every other failure.
@@ -362,8 +358,8 @@ double Engine::sleep_seconds() const {
   const double now = steady_now();
   double seconds = watchdog_.interval();
   if (polls) seconds = std::fmin(seconds, polling_.interval(now));
-  for (const auto& [id, set] : registry_.sets()) {
-    seconds = std::fmin(seconds, plans_.patience(*set, now));
+  for (const ProcessSet& set : registry_.sets()) {
+    seconds = std::fmin(seconds, plans_.patience(set, now));
   }
   return seconds;
 }

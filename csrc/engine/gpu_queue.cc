@@ -70,15 +70,12 @@ void GpuQueue::copy_result(const Operation& operation, int index, void* to, CUst
 // ---- the thread that runs the loop ----
 
 bool GpuQueue::is_busy() const {
-  return std::any_of(registry_.sets().begin(), registry_.sets().end(),
-                     [](const auto& set) { return set.second->executor.gpu_is_busy(); });
+  return std::ranges::any_of(registry_.sets(),
+                             [](const ProcessSet& set) { return set.executor().gpu_is_busy(); });
 }
 
 bool GpuQueue::waits_for_framework() const {
-  return std::any_of(registry_.sets().begin(), registry_.sets().end(), [](const auto& set) {
-    const GpuGroup* const gpu = set.second->executor.gpu();
-    return gpu != nullptr && gpu->has_not_begun();
-  });
+  return std::ranges::any_of(registry_.gpus(), &GpuGroup::has_not_begun);
 }
 
 // CUDA's driver may block the host until the GPU has done its work (when it loads a kernel, for
@@ -88,34 +85,28 @@ bool GpuQueue::waits_for_framework() const {
 // Batches of the global set that were decided before other sets existed take no turns; they run
 // first.
 bool GpuQueue::may_start(std::uint32_t set) {
-  if (set != 0 && registry_.global().executor.has_gpu_batches_without_turns()) return false;
+  if (set != 0 && registry_.global().executor().has_gpu_batches_without_turns()) return false;
   mesh_.pump_writes();
   return mesh_.control_has_left();
 }
 
 bool GpuQueue::is_over() const {
   bool over = registry_.removed().empty();
-  for (const auto& [id, set] : registry_.sets()) {
-    GpuGroup* const gpu = set->executor.gpu();
-    if (gpu != nullptr) over &= gpu->over();
-  }
+  for (GpuGroup* const gpu : registry_.gpus()) over &= gpu->over();
   return over;
 }
 
 void GpuQueue::abort() {
-  std::vector<GpuGroup*> groups;
-  for (const auto& [id, set] : registry_.sets()) {
-    GpuGroup* const gpu = set->executor.gpu();
-    if (gpu == nullptr) continue;
+  std::vector<GpuGroup*> groups = registry_.gpus();
+  for (GpuGroup* const gpu : groups) {
     if (const std::string what = gpu->unfinished(); !what.empty()) {
       config_.log(
           LogLevel::kError,
           "results of " + what + " may be wrong: the job failed before the GPU had finished them");
     }
-    groups.push_back(gpu);
   }
   for (const auto& set : registry_.removed()) {
-    if (GpuGroup* const gpu = set->executor.gpu()) groups.push_back(gpu);
+    if (GpuGroup* const gpu = set->executor().gpu()) groups.push_back(gpu);
   }
   GpuGroup::abort(groups);
 }

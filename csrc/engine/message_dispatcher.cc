@@ -53,7 +53,7 @@ void MessageDispatcher::deliver(const Kept& messages) {
 ProcessSet* MessageDispatcher::set_of(std::uint32_t number, int from,
                                       std::span<const std::byte> message) {
   if (ProcessSet* const set = registry_.find(number)) {
-    if (set->members->index_of(from) < 0) {
+    if (set->members()->index_of(from) < 0) {
       throw WireError("it is not in process set " + std::to_string(number));
     }
     return set;
@@ -77,7 +77,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       ProcessSet* const set = set_of(head.set, from, message);
       if (set == nullptr) break;
       const Ready ready = decode_ready(reader);
-      set->negotiator.receive(from, ready);
+      set->receive(from, ready);
       tracing_.ready(*set, from, ready);
       break;
     }
@@ -89,15 +89,15 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kHalt:
     case MessageKind::kHalted:
       if (ProcessSet* const set = set_of(head.set, from, message)) {
-        set->negotiator.receive(from, head.kind, reader);
+        set->receive(from, head.kind, reader);
       }
       break;
     case MessageKind::kFail: {
       ProcessSet* const set = registry_.find(head.set);
       const Abort failure = decode_abort(reader);
       if (set == nullptr) break;  // it was removed meanwhile
-      if (!set->negotiator.is_root()) throw WireError("this rank is not the set's root");
-      set->negotiator.fail_all({failure.code, failure.text});
+      if (!set->negotiator().is_root()) throw WireError("this rank is not the set's root");
+      set->fail_all({failure.code, failure.text});
       break;
     }
     case MessageKind::kInspectionRequest:

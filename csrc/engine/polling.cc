@@ -6,11 +6,10 @@ namespace horoplug {
 
 bool Polling::needed() const {
   if (mesh_.must_poll() || !registry_.removed().empty() || point_to_point_.polled()) return true;
-  for (const auto& [id, set] : registry_.sets()) {
-    const bool ends = lifecycle_.leave_requested() || set->removal;
-    if (set->executor.polled() || (ends && set->executor.gpu() != nullptr)) return true;
-  }
-  return false;
+  return std::ranges::any_of(registry_.sets(), [this](const ProcessSet& set) {
+    const bool ends = lifecycle_.leave_requested() || set.removal() != nullptr;
+    return set.executor().polled() || (ends && set.executor().gpu() != nullptr);
+  });
 }
 
 double Polling::interval(double now) const {

@@ -47,6 +47,14 @@ ProcessSet* ProcessSetRegistry::find(std::uint32_t number) const {
   return found == sets_.end() ? nullptr : found->second.get();
 }
 
+std::vector<GpuGroup*> ProcessSetRegistry::gpus() const {
+  std::vector<GpuGroup*> gpus;
+  for (const ProcessSet& set : sets()) {
+    if (GpuGroup* const gpu = set.executor().gpu()) gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
 void ProcessSetRegistry::add_known(const MembersPtr& members) {
   submissions_.open_set(members->set);
   std::lock_guard lock(mutex_);
@@ -74,17 +82,15 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
   }
   const bool shares_memory = HostGrid(hosts).most() > 1;
   std::vector<Segment> segments;
-  std::size_t own_offset = 0;
   for (const int rank : members->ranks) {
     if (!shares_memory) break;
     const auto [offset, used_before] = segments_.reserve(rank, Arena::kSegmentBytes);
     reserved_[number].emplace_back(rank, offset);
     const Member& member = config_.members[static_cast<std::size_t>(rank)];
     const Fd& file = member.segment_file;
-    if (rank == config_.rank) {
-      own_offset = offset;
-      // Peers read it only in a batch of the set, which this rank has to agree to first.
-      if (used_before && file) Segment::discard(file, offset, Arena::kSegmentBytes);
+    // Peers read it only in a batch of the set, which this rank has to agree to first.
+    if (rank == config_.rank && used_before && file) {
+      Segment::discard(file, offset, Arena::kSegmentBytes);
     }
     if (members->index < 0 || !file || member.host != here) continue;
     Segment::extend(file, offset + Arena::kSegmentBytes);
@@ -92,8 +98,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
   }
   if (members->index < 0) return number;
   auto set = make_process_set(config_, mesh_, members, std::move(segments));
-  set->memory_at = own_offset;
-  set->last_progress = now;
+  set->note_progress(now);
   sets_.emplace(number, std::move(set));
   return number;
 }
@@ -109,12 +114,8 @@ void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr&
   if (set == nullptr) {
     completion_.end(removal, {});
     release(number, now);
-  } else if (set->removal) {
+  } else if (!set->remove(removal, now)) {
     completion_.end(removal, {HP_INVALID_ARGUMENT, "it is being removed already"});
-  } else {
-    set->removal = removal;
-    set->last_progress = now;
-    set->negotiator.close();
   }
 }
 
@@ -122,16 +123,12 @@ bool ProcessSetRegistry::finish_removals() {
   bool busy = false;
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
-    const bool over = set.removal && set.negotiator.closed() && set.executor.idle() &&
-                      !set.executor.gpu_is_busy() &&
-                      (!set.host_memory || set.host_memory->quiet()) &&
-                      !point_to_point_.has_transfers(set.members->set);
-    if (!over) {
+    if (!set.removed() || point_to_point_.has_transfers(set.number())) {
       ++it;
       continue;
     }
-    const OperationPtr removal = std::exchange(set.removal, nullptr);
-    point_to_point_.forget_set(set.members->set);
+    const OperationPtr removal = set.take_removal();
+    point_to_point_.forget_set(set.number());
     removed_.push_back(std::move(it->second));
     it = sets_.erase(it);
     completion_.end(removal, {});
@@ -147,21 +144,26 @@ bool ProcessSetRegistry::finish_removals() {
 // waits.
 bool ProcessSetRegistry::release_removed() {
   const auto is_over = [this](const std::unique_ptr<ProcessSet>& set) {
-    GpuGroup* const gpu = set->executor.gpu();
+    GpuGroup* const gpu = set->executor().gpu();
     if (gpu != nullptr && !(gpu->workspace().device().idle() && gpu->over())) return false;
-    if (set->host_memory) {
-      // The flags remain: a peer may still have to see that this rank is done.
-      Segment::discard(config_.members[static_cast<std::size_t>(config_.rank)].segment_file,
-                       set->memory_at + Arena::kHeaderBytes,
-                       Arena::kSegmentBytes - Arena::kHeaderBytes);
-    }
-    release(set->members->set, steady_now());
+    if (set->shares_memory()) discard_memory(reserved_.at(set->number()));
+    release(set->number(), steady_now());
     return true;
   };
   return std::erase_if(removed_, is_over) > 0;
 }
 
 // ---- shared memory of removed sets ----
+
+// This rank does not need its part any more, except for the flags: a peer may still have to see
+// that this rank is done.
+void ProcessSetRegistry::discard_memory(const Reserved& parts) const {
+  for (const auto& [rank, offset] : parts) {
+    if (rank != config_.rank) continue;
+    Segment::discard(config_.members[static_cast<std::size_t>(rank)].segment_file,
+                     offset + Arena::kHeaderBytes, Arena::kSegmentBytes - Arena::kHeaderBytes);
+  }
+}
 
 void ProcessSetRegistry::release(std::uint32_t number, double now) {
   if (!reserved_.contains(number) || !releases_.emplace(number, nullptr).second) return;
@@ -170,13 +172,11 @@ void ProcessSetRegistry::release(std::uint32_t number, double now) {
 
 void ProcessSetRegistry::submit_release(std::uint32_t number, double now) {
   ProcessSet& all = global();
-  if (all.negotiator.closed() || all.negotiator.joined()) return;
-  const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members, {number, 1});
+  if (all.negotiator().joined()) return;
+  const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members(), {number, 1});
   release->name = "release process set " + std::to_string(number);
-  release->submitted_at = release->pending_since = now;
-  releases_[number] = release;
-  all.pending.emplace(release->name, release);
-  all.negotiator.submit(release->name, release->signature);
+  release->submitted_at = now;
+  if (all.accept(release, now).ok()) releases_[number] = release;
 }
 
 void ProcessSetRegistry::finish_release(std::uint32_t number) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -29,9 +30,6 @@ namespace horoplug {
 
 class ProcessSetRegistry {
  public:
-  // By number; 0 is the set of all ranks, the global set.
-  using Sets = std::map<std::uint32_t, std::unique_ptr<ProcessSet>>;
-
   ProcessSetRegistry(const EngineConfig& config, Mesh& mesh, PointToPoint& point_to_point,
                      SegmentAllocator& segments, SubmissionQueue& submissions,
                      Completion& completion)
@@ -53,8 +51,14 @@ class ProcessSetRegistry {
 
   // ---- the thread that runs the loop
 
-  // The sets that this rank is in.
-  const Sets& sets() const { return sets_; }
+  // The sets that this rank is in, by number; number 0 is the set of all ranks, the global set. A
+  // set may be created meanwhile.
+  auto sets() const {
+    return sets_ | std::views::values |
+           std::views::transform([](const auto& set) -> ProcessSet& { return *set; });
+  }
+  // The GPUs of those that have used theirs.
+  std::vector<GpuGroup*> gpus() const;
   ProcessSet& global() const { return *sets_.at(0); }
   // nullptr: it does not exist, or this rank is not in it.
   ProcessSet* find(std::uint32_t number) const;
@@ -78,8 +82,12 @@ class ProcessSetRegistry {
   const std::vector<std::unique_ptr<ProcessSet>>& removed() const { return removed_; }
 
  private:
+  // The parts of the ranks' segments that belong to a set: rank and offset.
+  using Reserved = std::vector<std::pair<int, std::size_t>>;
+
   void add_known(const MembersPtr& members);
   bool release_removed();
+  void discard_memory(const Reserved& parts) const;
   void release(std::uint32_t number, double now);
   void submit_release(std::uint32_t number, double now);
 
@@ -95,11 +103,10 @@ class ProcessSetRegistry {
   std::map<std::uint32_t, MembersPtr> known_;
 
   // Used by the thread that runs the loop.
-  Sets sets_;
+  std::map<std::uint32_t, std::unique_ptr<ProcessSet>> sets_;
   std::vector<std::unique_ptr<ProcessSet>> removed_;
   std::uint32_t last_number_ = 0;
-  // The parts of the ranks' segments that belong to a set, by its number: rank and offset.
-  std::map<std::uint32_t, std::vector<std::pair<int, std::size_t>>> reserved_;
+  std::map<std::uint32_t, Reserved> reserved_;  // by number
   // By number: operations that release the memory of removed sets; nullptr: not submitted yet.
   std::map<std::uint32_t, OperationPtr> releases_;
 };

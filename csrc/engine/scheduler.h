@@ -62,14 +62,10 @@ class Scheduler {
 
  private:
   void apply(ProcessSet& set, Negotiator::Decision& decision);
-  void fail_all(ProcessSet& set, const Status& status);
+  void prepare(const ProcessSet& set, Batch& batch);
   void close(ProcessSet& set, const Negotiator::Decision& decision);
   void close_other_sets(int leaver);
-  std::vector<OperationPtr> take_operations(ProcessSet& set, const Negotiator::Decision& decision);
-  void enqueue(ProcessSet& set, Negotiator::Decision& decision,
-               std::vector<OperationPtr> operations);
-  void administer(ProcessSet& set, const OperationPtr& operation);
-  void withdraw(ProcessSet& set, const Negotiator::Decision& decision);
+  void administer(const OperationPtr& operation);
   bool execute(ProcessSet& set);
   std::optional<Batch> poll(ProcessSet& set);
   void finish(ProcessSet& set, const Batch& batch);

@@ -47,14 +47,7 @@ void Shutdown::end_all_operations() {
   const auto add = [&](const std::vector<OperationPtr>& more) {
     operations.insert(operations.end(), more.begin(), more.end());
   };
-  for (const auto& [id, set] : parts_.registry.sets()) {
-    for (const Batch& batch : set->executor.take_all()) {
-      parts_.tracing.ended(batch);
-      add(batch.operations);
-    }
-    add(set->take_pending());
-    if (set->removal) operations.push_back(std::exchange(set->removal, nullptr));
-  }
+  for (ProcessSet& set : parts_.registry.sets()) add(set.take_all());
   add(parts_.point_to_point.take_all());
   add(parts_.submissions.drain());
   // Once an operation has ended, the program may change its tensors: their coroutines, and with
@@ -66,11 +59,11 @@ void Shutdown::end_all_operations() {
 
 bool Shutdown::advance(double now) {
   // Also a set that was created after this rank had said that it leaves.
-  for (const auto& [id, set] : parts_.registry.sets()) {
-    if (std::exchange(set->asked_to_leave, true)) continue;
-    set->negotiator.leave();
+  for (ProcessSet& set : parts_.registry.sets()) {
     // Closed by the leaving of another rank, after which this one went on with sends and recvs.
-    if (set->negotiator.closed()) parts_.point_to_point.fail(id, parts_.submissions.end());
+    if (set.leave() && set.negotiator().closed()) {
+      parts_.point_to_point.fail(set.number(), parts_.submissions.end());
+    }
   }
   if (parts_.lifecycle.state() == Lifecycle::State::kRunning) {
     parts_.lifecycle.enter(Lifecycle::State::kLeaving);
@@ -86,9 +79,7 @@ bool Shutdown::advance(double now) {
     return true;
   }
   if (!parts_.mesh.all_closed_by_peers() && now - since_ < kGoodbyeSeconds) return false;
-  for (const auto& [id, set] : parts_.registry.sets()) {
-    if (GpuGroup* gpu = set->executor.gpu()) gpu->close();
-  }
+  for (GpuGroup* const gpu : parts_.registry.gpus()) gpu->close();
   stop();
   return true;
 }
@@ -99,9 +90,9 @@ bool Shutdown::is_everything_done(double now) {
   // The memory of tensors must stay while the GPU may use it.
   parts_.transfers.check_gpus(now);
   bool agreed = true, busy = parts_.gpu.is_busy() || !parts_.point_to_point.idle();
-  for (const auto& [id, set] : parts_.registry.sets()) {
-    busy |= !set->executor.idle();
-    agreed &= set->negotiator.closed();
+  for (const ProcessSet& set : parts_.registry.sets()) {
+    busy |= !set.executor().idle();
+    agreed &= set.negotiator().closed();
   }
   // The watchdog limits how long; the peers' time to agree begins afterwards.
   if (busy) since_ = now;

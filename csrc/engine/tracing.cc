@@ -104,7 +104,7 @@ TraceRow Tracing::batch_row(std::uint32_t set) {
 void Tracing::write_cycle(const ProcessSet& set) {
   if (!timeline_->mark_cycles()) return;
   TraceEvent event = instant(cycle_row_, "cycle_start", steady_now());
-  event.numbers[0] = {"process_set", set.members->set};
+  event.numbers[0] = {"process_set", set.number()};
   timeline_->add(std::move(event));
 }
 
@@ -118,19 +118,19 @@ void Tracing::write_submitted(const Operation& operation) {
 }
 
 void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) {
-  const TreePosition& position = set.negotiator.position();
+  const TreePosition& position = set.negotiator().position();
   const auto found = std::find(position.children.begin(), position.children.end(), child);
-  if (!set.negotiator.is_root() || found == position.children.end()) return;
+  if (!set.negotiator().is_root() || found == position.children.end()) return;
   const std::string who = describe_ranks(
       position.subtrees[static_cast<std::size_t>(found - position.children.begin())]);
   const double now = steady_now();
   const auto write = [&](const std::string& name) {
-    TraceEvent event = instant(row_of(set.members->set, name).row, "ready", now);
+    TraceEvent event = instant(row_of(set.number(), name).row, "ready", now);
     event.text = {"ready", who};
     timeline_->add(std::move(event));
   };
   for (const std::uint32_t id : ready.ids) {
-    if (const std::string* name = set.negotiator.name_of(id)) write(*name);
+    if (const std::string* name = set.negotiator().name_of(id)) write(*name);
   }
   for (const Request& request : ready.requests) write(request.name);
 }
@@ -141,9 +141,9 @@ void Tracing::attach(const ProcessSet& set, Batch& batch) {
   traced.plan = batch.plan;
   traced.number = static_cast<std::int64_t>(batch.number);
   traced.bytes = 0;
-  traced.row = batch_row(set.members->set);
+  traced.row = batch_row(set.number());
   for (const OperationPtr& operation : batch.operations) {
-    RowLease lease = row_of(set.members->set, operation->name);
+    RowLease lease = row_of(set.number(), operation->name);
     TraceEvent event = negotiation(lease.row, lease.since, *operation);
     event.numbers[0] = {"plan", traced.plan};
     event.numbers[1] = {"batch", traced.number};

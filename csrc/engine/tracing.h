@@ -51,10 +51,6 @@ class Tracing {
   void decided(const ProcessSet& set, Batch& batch) {
     if (on()) attach(set, batch);
   }
-  // A batch has ended, well or badly.
-  void ended(const Batch& batch) {
-    if (batch.trace) batch.trace->end();
-  }
   void ended(const std::vector<OperationPtr>& operations, const Status& status) {
     if (on()) write_end(operations, status);
   }

@@ -35,8 +35,8 @@ std::string Batch::describe() const {
   return text;
 }
 
-Executor::Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Forced forced)
-    : set_(set), comm_(std::move(comm)), forced_(std::move(forced)) {}
+Executor::Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Run run)
+    : set_(set), comm_(std::move(comm)), run_(std::move(run)) {}
 
 Executor::~Executor() = default;
 
@@ -71,9 +71,7 @@ void Executor::start(Batch batch) {
   running_->channel.check = hash_of(running_->batch);
   comm_->begin(running_->channel, running_->batch.trace.get(), running_->batch.tuning);
   if (running_->batch.trace) running_->batch.trace->start();
-  const std::string& algorithm = running_->batch.on_gpu() ? forced_.on_gpu : forced_.on_cpu;
-  running_->fiber = std::make_unique<Fiber>(
-      run_batch(*comm_, running_->batch, algorithm.empty() ? nullptr : algorithm.c_str()));
+  running_->fiber = std::make_unique<Fiber>(run_(*comm_, running_->batch));
 }
 
 std::optional<Batch> Executor::poll() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,15 +34,16 @@ struct Batch {
 
   // For messages: the first operation, and how many more there are.
   std::string describe() const;
+  void end_trace() const {
+    if (trace) trace->end();
+  }
 };
 
 class Executor {
  public:
-  // Names of the algorithms to use wherever they can run; empty: the cheapest.
-  struct Forced {
-    std::string on_cpu, on_gpu;
-  };
-  Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Forced forced);
+  // The whole life of a batch as a coroutine; see run_batch().
+  using Run = std::function<Task(Comm&, Batch&)>;
+  Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Run run);
   ~Executor();
 
   void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
@@ -85,13 +87,14 @@ class Executor {
 
   const std::uint32_t set_;
   std::unique_ptr<Comm> comm_;
-  const Forced forced_;
+  const Run run_;
   std::deque<Batch> queue_;
   std::optional<Running> running_;
   bool progress_ = false;
 };
 
-// The whole life of a batch as a coroutine; defined in run_batch.cc.
+// Runs a batch with the cheapest algorithm, or with the one of this name wherever that can run.
+// Defined in run_batch.cc.
 Task run_batch(Comm& comm, Batch& batch, const char* algorithm);
 
 }  // namespace horoplug

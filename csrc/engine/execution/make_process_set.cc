@@ -79,12 +79,14 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   options.tuner = tuner_options(config.options);
   options.placement = {
       .ranks = members->size(), .one_host = grid.hosts() == 1, .lanes = most_lanes};
-  const std::string& algorithm = config.options.algorithm;
-  const std::string& on_gpus = config.options.gpu_algorithm;
-  Executor::Forced forced{algorithm, on_gpus.empty() ? algorithm : on_gpus};
+  const auto run = [on_cpu = config.options.algorithm, on_gpu = config.options.gpu_algorithm](
+                       Comm& set_comm, Batch& batch) {
+    const std::string& forced = batch.on_gpu() && !on_gpu.empty() ? on_gpu : on_cpu;
+    return run_batch(set_comm, batch, forced.empty() ? nullptr : forced.c_str());
+  };
   TreePosition position = with_global_ranks(Topology(hosts).position(members->index), *members);
   return std::make_unique<ProcessSet>(members, std::move(host_memory), std::move(position), options,
-                                      std::move(comm), std::move(forced));
+                                      std::move(comm), run);
 }
 
 }  // namespace horoplug

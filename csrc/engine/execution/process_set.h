@@ -1,50 +1,143 @@
-// One process set on one rank: its members, its pending operations, its negotiator and its
-// executor. Used by the thread that runs the loop.
+// One process set on one rank: its members, the operations that are submitted and not decided, the
+// negotiator that decides about them, and the executor that runs what was decided. Used by the
+// thread that runs the loop.
+//
+// Every part of the engine may read the negotiator, the executor and the operations. Only the
+// functions below change them, so that the three always agree: an operation is pending in the set
+// exactly as long as in the negotiator, and then in one batch of the executor.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/lost_time.h"
 #include "controller/negotiator.h"
 #include "engine/execution/executor.h"
 
 namespace horoplug {
 
-struct ProcessSet {
+class ProcessSet {
+ public:
+  using Operations = std::unordered_map<std::string, OperationPtr>;  // by name
+
+  // `memory`: of the members on this host, if every host of the set has equally many; or nullptr.
   // `position`: in the set's own tree, with global ranks.
-  ProcessSet(MembersPtr ranks, std::unique_ptr<HostMemory> memory, TreePosition position,
-             const Negotiator::Options& options, std::unique_ptr<Comm> comm,
-             Executor::Forced forced)
-      : members(std::move(ranks)),
-        host_memory(std::move(memory)),
-        negotiator(members->set, std::move(position), options),
-        executor(members->set, std::move(comm), std::move(forced)) {}
+  ProcessSet(MembersPtr members, std::unique_ptr<HostMemory> memory, TreePosition position,
+             const Negotiator::Options& options, std::unique_ptr<Comm> comm, Executor::Run run)
+      : members_(std::move(members)),
+        host_memory_(std::move(memory)),
+        negotiator_(members_->set, std::move(position), options),
+        executor_(members_->set, std::move(comm), std::move(run)) {}
 
-  // Takes all operations that are pending.
-  std::vector<OperationPtr> take_pending() {
-    std::vector<OperationPtr> operations;
-    for (auto& [name, operation] : pending) operations.push_back(std::move(operation));
-    pending.clear();
-    return operations;
+  // ---- what there is to read
+
+  std::uint32_t number() const { return members_->set; }
+  const MembersPtr& members() const { return members_; }
+  const Negotiator& negotiator() const { return negotiator_; }
+  const Executor& executor() const { return executor_; }
+  // Operations that are submitted and not decided.
+  const Operations& pending() const { return pending_; }
+  // The operation that removes the set; nullptr if there is none.
+  const Operation* removal() const { return removal_.get(); }
+  // Whether operations or a removal are under way.
+  bool busy() const { return !pending_.empty() || !executor_.idle() || removal_; }
+  bool shares_memory() const { return host_memory_ != nullptr; }
+  // This rank leaves the job.
+  bool leaving() const { return leaving_; }
+  // When the running batch made progress; the present time if none runs.
+  double last_progress() const { return last_progress_; }
+  // When an operation was submitted, decided or done.
+  double last_event() const { return last_event_; }
+  // How long a plan may hold up operations that nobody waits for.
+  double plan_patience() const { return plan_patience_; }
+
+  // ---- operations
+
+  // An operation was submitted. If the status is not HP_OK, nothing of its kind is accepted any
+  // more. Sends and recvs are the caller's business otherwise.
+  Status accept(const OperationPtr& operation, double now);
+
+  // A message for the negotiator; see there.
+  bool receive(int from, MessageKind kind, Reader& reader) {
+    return negotiator_.receive(from, kind, reader);
   }
+  void receive(int from, const Ready& ready) { negotiator_.receive(from, ready); }
+  // What the negotiator has to say. Each decision must be passed to apply(), in order.
+  struct Negotiated {
+    std::vector<Negotiator::Outgoing> messages;
+    std::vector<Negotiator::Decision> decisions;
+    std::vector<Trial> trials;
+  };
+  Negotiated negotiate();
 
-  const MembersPtr members;
-  // The members on this host, if every host of the set has equally many; nullptr otherwise.
-  const std::unique_ptr<HostMemory> host_memory;
-  Negotiator negotiator;
-  Executor executor;
-  std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided, by name
-  double last_progress = 0;     // of the running batch; the present time if none runs
-  double last_wake_up = 0;      // when peers that the running batch waits for were woken last
-  double last_event = 0;        // an operation was submitted, decided or done
-  double plan_patience = 0.1;   // how long a plan may hold up operations that nobody waits for
-  bool asked_to_leave = false;  // the negotiator knows that this rank leaves
-  Status end_of_transfers;      // not HP_OK: sends and recvs are not accepted any more
-  std::size_t memory_at = 0;    // the offset of this rank's part of the shared memory
-  OperationPtr removal;  // the operation that removes the set, until nothing of it runs any more
+  // What a decision leaves to the caller.
+  struct Applied {
+    std::vector<OperationPtr> ended;  // with the status of the decision
+    // Of kFailAll: these did not fail with the others, and have to be submitted again.
+    std::vector<OperationPtr> again;
+    OperationPtr administrative;  // to be done at once; nullptr: none was decided
+  };
+  // `prepare` is called with a batch before it is enqueued.
+  Applied apply(Negotiator::Decision& decision, double now,
+                const std::function<void(Batch&)>& prepare);
+
+  // The batch follows those that were enqueued before.
+  void enqueue(Batch batch, double now);
+  // See Executor. A batch that is done is passed to batch_done().
+  std::optional<Batch> poll() { return executor_.poll(); }
+  bool take_progress() { return executor_.take_progress(); }
+  void batch_done(const Batch& batch, double now);
+
+  // ---- time
+
+  // The running batch makes progress, or none runs.
+  void note_progress(double now) { last_progress_ = now; }
+  // Time that is not held against the peers.
+  void excuse(const LostTime& lost);
+  // Ends the plan on all ranks, because it stands still.
+  void break_plan();
+
+  // ---- the end
+
+  // Root only: every pending operation fails on all ranks.
+  void fail_all(const Status& status) { negotiator_.fail_all(status); }
+  // This rank leaves the job. Returns whether the set did not know that.
+  bool leave();
+  // A rank has left the job, which may be in the set or not.
+  void close(int leaver) { negotiator_.close(leaver); }
+  // Sends and recvs are not accepted any more.
+  void end_transfers(const Status& status) { end_of_transfers_ = status; }
+  // All ranks remove the set. Returns false if they do so already.
+  bool remove(const OperationPtr& removal, double now);
+  // Whether it is removed, and nothing of it runs any more.
+  bool removed() const;
+  OperationPtr take_removal() { return std::exchange(removal_, nullptr); }
+  // All operations that have not ended, for the end of the engine.
+  std::vector<OperationPtr> take_all();
+
+ private:
+  std::vector<OperationPtr> take_pending();
+  std::vector<OperationPtr> take_operations(const Negotiator::Decision& decision, double now);
+  void fail_pending(Applied& applied);
+  void withdraw(const Negotiator::Decision& decision);
+
+  const MembersPtr members_;
+  const std::unique_ptr<HostMemory> host_memory_;
+  Negotiator negotiator_;
+  Executor executor_;
+  Operations pending_;
+  double last_progress_ = 0;
+  double last_event_ = 0;
+  double plan_patience_ = 0.1;
+  bool leaving_ = false;
+  Status end_of_transfers_;  // not HP_OK: sends and recvs are not accepted any more
+  OperationPtr removal_;
 };
 
 }  // namespace horoplug

@@ -21,14 +21,15 @@ bool is_due(double now, double since, double last_sent) {
 // Each set has intervals of its own: it may stand still while another one makes progress.
 void PeerWakeUps::send_if_due(double now) {
   if (!polling_.needed()) return;
-  for (const auto& [id, set] : registry_.sets()) {
-    if (!is_due(now, set->last_progress, set->last_wake_up)) continue;
-    set->last_wake_up = now;
-    wake_up(set->executor.blame());
+  for (ProcessSet& set : registry_.sets()) {
+    double& last_sent = last_sent_[set.number()];
+    if (!is_due(now, set.last_progress(), last_sent)) continue;
+    last_sent = now;
+    wake_up(set.executor().blame());
   }
   const auto transfer = point_to_point_.longest_standstill();
-  if (!transfer || !is_due(now, transfer->last_progress, last_sent_)) return;
-  last_sent_ = now;
+  if (!transfer || !is_due(now, transfer->last_progress, last_sent_to_peers_)) return;
+  last_sent_to_peers_ = now;
   wake_up(point_to_point_.peers());
 }
 

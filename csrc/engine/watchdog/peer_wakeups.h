@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <vector>
 
 #include "engine/point_to_point.h"
@@ -36,8 +38,9 @@ class PeerWakeUps {
   const PointToPoint& point_to_point_;
   const Polling& polling_;
   const int rank_;
-  double last_sent_ = 0;  // for sends and recvs
-  std::size_t next_ = 0;  // wake-ups so far; peers take turns if they are many
+  std::map<std::uint32_t, double> last_sent_;  // for batches, by process set
+  double last_sent_to_peers_ = 0;              // for sends and recvs
+  std::size_t next_ = 0;                       // wake-ups so far; peers take turns if they are many
 };
 
 }  // namespace horoplug

@@ -13,34 +13,30 @@ namespace {
 // plan holds up, and while peers have not joined a batch that this rank has joined.
 constexpr double kPatienceOfWaiters = 0.002;
 constexpr double kPatienceWithPeers = 1.0;
-constexpr double kMostPatience = 5.0;
 
 }  // namespace
 
 double PlanDeadlines::patience(const ProcessSet& set, double now) const {
-  if (set.negotiator.waits_in_plan()) {
+  if (set.negotiator().waits_in_plan()) {
     // Peers may be late for a good reason, which only negotiation finds out.
     return std::fmin(kPatienceWithPeers, progress_limit(options_).seconds / 4);
   }
-  if (!set.negotiator.held_up()) return kNever;
+  if (!set.negotiator().held_up()) return kNever;
   const bool has_waiters =
-      std::any_of(set.pending.begin(), set.pending.end(),
+      std::any_of(set.pending().begin(), set.pending().end(),
                   [&](const auto& entry) { return handles_.waited_for(*entry.second, now); });
   // The queue may hold what the plan lacks, and the loop takes it before it checks the plans again.
   // A thread submits before it waits, so the queue is looked at after the waiters.
   if (submissions_.holds_any()) return kNever;
-  return has_waiters ? kPatienceOfWaiters : set.plan_patience;
+  return has_waiters ? kPatienceOfWaiters : set.plan_patience();
 }
 
 void PlanDeadlines::check(double now) {
-  for (const auto& [id, set] : registry_.sets()) {
-    if (!set->negotiator.has_plan()) continue;
-    const bool held_up = set->negotiator.held_up();
-    const double since = held_up ? set->last_event : std::fmax(set->last_event, set->last_progress);
-    if (now - since < patience(*set, now)) continue;
-    // The program may only have been slow: the next plan gets more time.
-    if (held_up) set->plan_patience = std::fmin(2 * set->plan_patience, kMostPatience);
-    set->negotiator.break_plan();
+  for (ProcessSet& set : registry_.sets()) {
+    if (!set.negotiator().has_plan()) continue;
+    double since = set.last_event();
+    if (!set.negotiator().held_up()) since = std::fmax(since, set.last_progress());
+    if (now - since >= patience(set, now)) set.break_plan();
   }
 }
 

@@ -85,16 +85,16 @@ double StallInspector::interval() const {
 // sign that they have.
 double StallInspector::waiting_since(const ProcessSet& set, const Operation& operation) {
   return operation.signature.op == OpKind::kJoin
-             ? std::fmax(operation.pending_since, set.last_event)
+             ? std::fmax(operation.pending_since, set.last_event())
              : operation.pending_since;
 }
 
 double StallInspector::oldest_wait(double now) const {
   double oldest = kNever;
-  for (const auto& [id, set] : registry_.sets()) {
-    for (const auto& [name, operation] : set->pending) {
+  for (const ProcessSet& set : registry_.sets()) {
+    for (const auto& [name, operation] : set.pending()) {
       if (operation->handle == 0) continue;  // nobody waits for it
-      oldest = std::fmin(oldest, waiting_since(*set, *operation));
+      oldest = std::fmin(oldest, waiting_since(set, *operation));
     }
   }
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
@@ -181,14 +181,14 @@ RankReport StallInspector::report_of_this_rank(double now) {
     add_group(*group, now, report);
   }
   report.busy_threads = static_cast<std::uint32_t>(CallerThreads::busy(threads));
-  for (const auto& [id, set] : registry_.sets()) {
-    report.executing |= !set->executor.idle();
-    for (const auto& [name, operation] : set->pending) {
+  for (const ProcessSet& set : registry_.sets()) {
+    report.executing |= !set.executor().idle();
+    for (const auto& [name, operation] : set.pending()) {
       if (operation->handle == 0) continue;
       operation->reported = true;
-      report.pending.push_back({id, name, std::fmax(0, now - waiting_since(*set, *operation)),
-                                handles_.awaited(*operation, now),
-                                operation->signature.op == OpKind::kJoin, -1});
+      report.pending.push_back(
+          {set.number(), name, std::fmax(0, now - waiting_since(set, *operation)),
+           handles_.awaited(*operation, now), operation->signature.op == OpKind::kJoin, -1});
     }
   }
   report.executing |= !point_to_point_.idle();
@@ -274,7 +274,7 @@ void StallInspector::call_off(const Diagnosis& diagnosis,
 
 void StallInspector::fail_set(std::uint32_t set, int root, const Status& status) {
   if (root == config_.rank) {
-    registry_.find(set)->negotiator.fail_all(status);
+    registry_.find(set)->fail_all(status);
   } else {
     mesh_.send_control(root, encode_fail(set, {status.code, status.message}));
   }
@@ -291,14 +291,14 @@ void StallInspector::receive(const CallOff& call_off) {
 void StallInspector::obey(const CallOff& call_off) {
   if (!is_pending(call_off.operation)) return;
   const std::uint32_t set = call_off.operation.set;
-  fail_set(set, registry_.find(set)->members->ranks.front(),
+  fail_set(set, registry_.find(set)->members()->ranks.front(),
            {call_off.failure.code, call_off.failure.text});
 }
 
 bool StallInspector::is_pending(const OperationKey& key) const {
   const ProcessSet* const set = registry_.find(key.set);
   if (set == nullptr) return false;
-  if (set->pending.contains(key.name)) return true;
+  if (set->pending().contains(key.name)) return true;
   for (const auto& [ticket, operation] : point_to_point_.waiting()) {
     if (operation->members->set == key.set &&
         name_of_transfer(*operation, config_.rank) == key.name) {

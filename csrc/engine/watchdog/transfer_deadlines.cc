@@ -15,25 +15,26 @@ void TransferDeadlines::check_transfers(double now) {
   mesh_.take_movement(movement_);
   point_to_point_.note_progress(now, movement_.ranks);
   check_point_to_point(now);
-  for (const auto& [id, set] : registry_.sets()) {
-    if (makes_progress(*set)) set->last_progress = now;
-    check_batch(*set, now);
+  for (ProcessSet& set : registry_.sets()) {
+    if (makes_progress(set)) set.note_progress(now);
+    check_batch(set, now);
   }
 }
 
 // The scheduler notes when the coroutine of the batch passes a wait.
 bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
-  const Executor& executor = set.executor;
+  const Executor& executor = set.executor();
   const Batch* const running = executor.running();
   if (running == nullptr) {
     // A batch that has not begun waits for those of other sets. A removal waits for sends and
     // recvs. They all have their own limits.
-    return !executor.idle() || !set.removal || point_to_point_.has_transfers(set.members->set);
+    return !executor.idle() || set.removal() == nullptr ||
+           point_to_point_.has_transfers(set.number());
   }
   // A batch that polls the GPU waits for the work that the framework has given it.
   if (gpu_.waits_for_framework() && executor.polled()) return true;
   if (movement_.flows.contains({executor.channel()->set, executor.channel()->epoch})) return true;
-  if (set.negotiator.waits_in_plan()) return false;
+  if (set.negotiator().waits_in_plan()) return false;
   const std::vector<int> ranks = executor.blame();
   const auto moves = [this](int rank) { return movement_.ranks[static_cast<std::size_t>(rank)]; };
   // A batch that takes turns waits for one of the ranks that another batch waits for.
@@ -42,13 +43,13 @@ bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
 }
 
 void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
-  const double seconds = now - set.last_progress;
+  const double seconds = now - set.last_progress();
   if (seconds < limit() / 2) return;
   const std::vector<int> all = suspects(set);
-  const std::vector<int> asked = within_reach(all, set.executor.blame());
+  const std::vector<int> asked = within_reach(all, set.executor().blame());
   liveness_.ask(asked, now, patience());
   if (seconds < limit()) return;
-  const Batch* const running = set.executor.running();
+  const Batch* const running = set.executor().running();
   // The ranks that this one waits for may wait themselves. If some ranks do not answer, those are
   // to blame.
   std::string blamed = liveness_.describe_silent(asked, now, patience());
@@ -56,9 +57,9 @@ void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
   // reach the limit now.
   if (blamed.empty() && asked.size() < all.size() && seconds < limit() + patience()) return;
   if (blamed.empty()) {
-    blamed = describe_ranks(running != nullptr ? set.executor.blame() : all);
+    blamed = describe_ranks(running != nullptr ? set.executor().blame() : all);
   }
-  throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal->describe()) +
+  throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal()->describe()) +
                               " has made no progress for " + describe_seconds(limit()) +
                               ", waiting for " + blamed + limit_is_set_by());
 }
@@ -79,9 +80,9 @@ void TransferDeadlines::check_point_to_point(double now) {
 // The ranks that may keep a set from going on.
 std::vector<int> TransferDeadlines::suspects(const ProcessSet& set) const {
   // A batch that takes turns may wait for batches of other sets, and so for any rank.
-  const Batch* const running = set.executor.running();
+  const Batch* const running = set.executor().running();
   const bool takes_turns = running != nullptr && running->turns != nullptr;
-  std::vector<int> ranks = (takes_turns ? registry_.global() : set).members->ranks;
+  std::vector<int> ranks = (takes_turns ? registry_.global() : set).members()->ranks;
   std::erase(ranks, config_.rank);
   return ranks;
 }
@@ -99,11 +100,10 @@ std::vector<int> TransferDeadlines::within_reach(std::vector<int> ranks,
 
 // Nothing says for which rank a GPU waits.
 void TransferDeadlines::check_gpus(double now) {
-  for (const auto& [id, set] : registry_.sets()) {
-    GpuGroup* const gpu = set->executor.gpu();
-    const double seconds = gpu != nullptr ? gpu->standstill(now) : 0;
+  for (GpuGroup* const gpu : registry_.gpus()) {
+    const double seconds = gpu->standstill(now);
     if (seconds < limit() / 2) continue;
-    const std::vector<int>& all = registry_.global().members->ranks;
+    const std::vector<int>& all = registry_.global().members()->ranks;
     const std::vector<int> asked = within_reach(all, {});
     liveness_.ask(asked, now, patience());
     if (seconds < limit()) continue;
@@ -119,11 +119,7 @@ void TransferDeadlines::check_gpus(double now) {
 
 void TransferDeadlines::excuse(const LostTime& lost) {
   point_to_point_.excuse(lost);
-  for (const auto& [id, set] : registry_.sets()) {
-    lost.extend(set->last_progress);
-    for (const auto& [name, operation] : set->pending) lost.extend(operation->pending_since);
-    if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(lost);
-  }
+  for (ProcessSet& set : registry_.sets()) set.excuse(lost);
 }
 
 }  // namespace horoplug

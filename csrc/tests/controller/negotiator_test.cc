@@ -1,137 +1,30 @@
-// Tests of the negotiator under a random scheduler that delays and reorders events as far as an
-// engine could.
+// Tests of the negotiator under the random scheduler of a simulated job.
 #include "controller/negotiator.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <map>
-#include <random>
 #include <set>
 
 #include "harness/cluster.h"
-#include "harness/signatures.h"
+#include "harness/simulated_job.h"
 
 using namespace horoplug;
-using horoplug::testing::signature_of;
+using namespace horoplug::testing;
 
 namespace {
 
-using Random = std::mt19937_64;
-
-int below(Random& random, int limit) {
-  return std::uniform_int_distribution<int>(0, limit - 1)(random);
+SimulatedJob job_without_plans(const std::vector<int>& hosts, Negotiator::Options options = {}) {
+  options.plan_after = 0;  // plan_test.cc tests plans
+  return {hosts, options};
 }
 
-// Ranks without engines: negotiators, connected by channels that keep the order of messages only
-// within each pair of ranks.
-class Simulation {
- public:
-  Simulation(std::vector<int> hosts, Negotiator::Options options)
-      : size_(static_cast<int>(hosts.size())) {
-    options.plan_after = 0;  // no plans; plan_test.cc tests them
-    const Topology topology(hosts);
-    for (int rank = 0; rank < size_; ++rank) {
-      negotiators_.emplace_back(7, topology.position(rank), options);
-    }
-    decided_.resize(hosts.size());
-    running_.resize(hosts.size());
-  }
-
-  int size() const { return size_; }
-  Negotiator& operator[](int rank) { return negotiators_[static_cast<std::size_t>(rank)]; }
-  const std::vector<Negotiator::Decision>& decided(int rank) const {
-    return decided_[static_cast<std::size_t>(rank)];
-  }
-
-  // Runs one randomly chosen event of those that are possible now; false if there is none.
-  bool happen(Random& random) {
-    std::vector<std::function<void()>> choices;
-    for (auto& [pair, messages] : channels_) {
-      if (!messages.empty()) {
-        choices.emplace_back([this, pair = pair] { deliver(pair.first, pair.second); });
-      }
-    }
-    for (int rank = 0; rank < size_; ++rank) {
-      if (running_[static_cast<std::size_t>(rank)] > 0) {
-        choices.emplace_back([this, rank] {
-          --running_[static_cast<std::size_t>(rank)];
-          (*this)[rank].batch_done(0);
-        });
-      }
-    }
-    // An engine flushes whenever it is awake.
-    const int flushed = below(random, size_);
-    (*this)[flushed].flush();
-    bool moved = collect(flushed);
-    if (choices.empty()) {
-      for (int rank = 0; rank < size_; ++rank) {
-        (*this)[rank].flush();
-        moved |= collect(rank);
-      }
-      return moved;
-    }
-    choices[static_cast<std::size_t>(below(random, static_cast<int>(choices.size())))]();
-    return true;
-  }
-
-  std::uint64_t messages() const { return messages_; }
-  std::uint64_t bytes() const { return bytes_; }
-
-  // Collects the messages and decisions of a rank. Returns whether there were any.
-  bool collect(int rank) {
-    bool any = false;
-    for (auto& message : (*this)[rank].take_outgoing()) {
-      ++messages_;
-      bytes_ += message.message.size();
-      channels_[{rank, message.to}].push_back(std::move(message.message));
-      any = true;
-    }
-    for (auto& decision : (*this)[rank].take_decisions()) {
-      if (decision.kind == DecisionItem::Kind::kBatch ||
-          decision.kind == DecisionItem::Kind::kJoined) {
-        ++running_[static_cast<std::size_t>(rank)];
-      }
-      decided_[static_cast<std::size_t>(rank)].push_back(std::move(decision));
-      any = true;
-    }
-    return any;
-  }
-
- private:
-  void deliver(int from, int to) {
-    auto& queue = channels_[{from, to}];
-    const Bytes message = std::move(queue.front());
-    queue.pop_front();
-    Reader reader(message);
-    const MessageHead head = read_head(reader);
-    REQUIRE(head.set == 7);
-    REQUIRE((*this)[to].receive(from, head.kind, reader));
-    collect(to);
-  }
-
-  const int size_;
-  std::deque<Negotiator> negotiators_;
-  std::map<std::pair<int, int>, std::deque<Bytes>> channels_;
-  std::vector<std::vector<Negotiator::Decision>> decided_;
-  std::vector<int> running_;
-  std::uint64_t messages_ = 0;
-  std::uint64_t bytes_ = 0;
-};
-
-std::vector<int> random_hosts(Random& random, int ranks) {
-  const int hosts = 1 + below(random, ranks);
-  std::vector<int> result;
-  for (int rank = 0; rank < ranks; ++rank) result.push_back(below(random, hosts));
-  return result;
-}
-
-void same_decisions_everywhere(const Simulation& simulation) {
-  const auto& first = simulation.decided(0);
+void same_decisions_everywhere(SimulatedJob& simulation) {
+  const auto& first = simulation[0].decided;
   for (int rank = 1; rank < simulation.size(); ++rank) {
-    const auto& other = simulation.decided(rank);
+    const auto& other = simulation[rank].decided;
     REQUIRE(other.size() == first.size());
     for (std::size_t i = 0; i < first.size(); ++i) {
       const bool same = other[i].kind == first[i].kind && other[i].batch == first[i].batch &&
@@ -142,16 +35,16 @@ void same_decisions_everywhere(const Simulation& simulation) {
   }
 }
 
-// The program of a rank: several steps over the same names, each in a different order.
-struct Program {
+// The operations of a rank: several steps over the same names, each in a different order.
+struct Operations {
   std::vector<std::vector<std::pair<std::string, Signature>>> steps;
 };
 
 }  // namespace
 
 TEST_CASE("ranks that submit in any order agree, and every operation runs exactly once") {
-  const std::uint64_t seed = testing::test_seed();
-  for (int round = 0; round < (testing::kSanitized ? 50 : 400); ++round) {
+  const std::uint64_t seed = test_seed();
+  for (int round = 0; round < (kSanitized ? 50 : 400); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));
@@ -161,12 +54,12 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
     options.cache_capacity =
         static_cast<std::size_t>(below(random, 3) == 0 ? below(random, 6) : 100);
     options.max_outstanding = 1 + below(random, 3);
-    Simulation simulation(random_hosts(random, ranks), options);
+    SimulatedJob simulation = job_without_plans(random_hosts(random, ranks), options);
 
     // Common to all ranks: names and shapes, which may change from step to step. A few operations
     // disagree.
     const int names = 1 + below(random, 12);
-    std::vector<Program> programs(static_cast<std::size_t>(ranks));
+    std::vector<Operations> programs(static_cast<std::size_t>(ranks));
     std::map<std::string, int> runs_expected;
     std::map<std::string, int> errors_expected;
     for (int step = 0; step < 5; ++step) {
@@ -204,16 +97,15 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
       if (events == 2'000'000) FAIL("does not end");
       const int rank = below(random, ranks);
       const auto me = static_cast<std::size_t>(rank);
-      for (; seen[me] < simulation.decided(rank).size(); ++seen[me]) {
-        for (const auto& name : simulation.decided(rank)[seen[me]].names) in_flight[me].erase(name);
+      for (; seen[me] < simulation[rank].decided.size(); ++seen[me]) {
+        for (const auto& name : simulation[rank].decided[seen[me]].names) in_flight[me].erase(name);
       }
       const bool submits = below(random, 3) == 0;
       if (submits && !left[me].empty() && !in_flight[me].contains(left[me].front().first)) {
         const auto [name, signature] = left[me].front();
         left[me].erase(left[me].begin());
         in_flight[me].insert(name);
-        simulation[rank].submit(name, signature);
-        simulation.collect(rank);
+        simulation.submit(rank, name, signature);
         continue;
       }
       if (simulation.happen(random)) continue;
@@ -225,7 +117,7 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
     same_decisions_everywhere(simulation);
     std::map<std::string, int> runs;
     std::map<std::string, int> errors;
-    for (const auto& decision : simulation.decided(0)) {
+    for (const auto& decision : simulation[0].decided) {
       for (const auto& name : decision.names) {
         ++(decision.kind == DecisionItem::Kind::kBatch ? runs : errors)[name];
       }
@@ -238,54 +130,51 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
     CHECK(runs == runs_expected);
     CHECK(errors == errors_expected);
     for (int rank = 0; rank < ranks; ++rank) {
-      CHECK(simulation[rank].cached_names() <= options.cache_capacity);
+      CHECK(simulation[rank].negotiator().cached_names() <= options.cache_capacity);
     }
   }
 }
 
 TEST_CASE("after fail_all, old readiness is dropped and new operations run") {
-  const std::uint64_t seed = testing::test_seed();
+  const std::uint64_t seed = test_seed();
   for (int round = 0; round < 200; ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));
     const int ranks = 2 + below(random, 15);
-    Simulation simulation(random_hosts(random, ranks), {});
+    SimulatedJob simulation = job_without_plans(random_hosts(random, ranks));
     // All ranks except one are ready. Some of their messages are still in flight at fail_all().
     const int silent = below(random, ranks);
     for (int rank = 0; rank < ranks; ++rank) {
-      if (rank != silent) simulation[rank].submit("stuck", signature_of(OpKind::kAllreduce, 4));
-      simulation.collect(rank);
+      if (rank != silent) simulation.submit(rank, "stuck", signature_of(OpKind::kAllreduce, 4));
     }
     for (int i = below(random, 50); i > 0; --i) simulation.happen(random);
-    simulation[0].fail_all({HP_DEADLOCK, "failed by the test"});
-    simulation.collect(0);
+    simulation[0].set->fail_all({HP_DEADLOCK, "failed by the test"});
     std::vector<bool> submitted_again(static_cast<std::size_t>(ranks), false);
     for (int events = 0;; ++events) {
       REQUIRE(events < 100'000);
       const int rank = below(random, ranks);
       const auto me = static_cast<std::size_t>(rank);
-      if (!submitted_again[me] && !simulation.decided(rank).empty()) {
+      if (!submitted_again[me] && !simulation[rank].decided.empty()) {
         submitted_again[me] = true;
-        simulation[rank].submit("stuck", signature_of(OpKind::kAllgather, 8));
-        simulation.collect(rank);
+        simulation.submit(rank, "stuck", signature_of(OpKind::kAllgather, 8));
       }
       if (simulation.happen(random)) continue;
       if (std::find(submitted_again.begin(), submitted_again.end(), false) == submitted_again.end())
         break;
     }
     same_decisions_everywhere(simulation);
-    REQUIRE(simulation.decided(0).size() == 2);
-    CHECK(simulation.decided(0)[0].kind == DecisionItem::Kind::kFailAll);
-    CHECK(simulation.decided(0)[1].names == std::vector<std::string>{"stuck"});
+    REQUIRE(simulation[0].decided.size() == 2);
+    CHECK(simulation[0].decided[0].kind == DecisionItem::Kind::kFailAll);
+    CHECK(simulation[0].decided[1].names == std::vector<std::string>{"stuck"});
   }
 }
 
 TEST_CASE(
     "ranks that join at any moment are absent from exactly the operations they have not "
     "submitted") {
-  const std::uint64_t seed = testing::test_seed();
-  for (int round = 0; round < (testing::kSanitized ? 60 : 300); ++round) {
+  const std::uint64_t seed = test_seed();
+  for (int round = 0; round < (kSanitized ? 60 : 300); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));
@@ -294,7 +183,7 @@ TEST_CASE(
     options.fusion_threshold = below(random, 2) * 1000;
     options.cache_capacity = static_cast<std::size_t>(below(random, 20));
     options.max_outstanding = 1 + below(random, 3);
-    Simulation simulation(random_hosts(random, ranks), options);
+    SimulatedJob simulation = job_without_plans(random_hosts(random, ranks), options);
     // In every phase, a rank submits its first operations, in its own order and with the same names
     // in every phase, and then joins. The ranks have different numbers of operations.
     constexpr int kPhases = 3;
@@ -323,20 +212,19 @@ TEST_CASE(
       if (events == 2'000'000) FAIL("does not end");
       const int rank = below(random, ranks);
       State& state = states[static_cast<std::size_t>(rank)];
-      const auto& decided = simulation.decided(rank);
+      const auto& decided = simulation[rank].decided;
       for (; state.seen < decided.size(); ++state.seen) {
         if (decided[state.seen].kind == DecisionItem::Kind::kJoined) begin_phase(rank);
       }
       if (!state.joined && below(random, 3) == 0) {
         if (state.left.empty()) {
           state.joined = true;
-          simulation[rank].join();
+          simulation.join(rank);
         } else {
-          simulation[rank].submit("op" + std::to_string(state.left.back()),
-                                  signature_of(OpKind::kAllreduce, 10));
+          simulation.submit(rank, "op" + std::to_string(state.left.back()),
+                            signature_of(OpKind::kAllreduce, 10));
           state.left.pop_back();
         }
-        simulation.collect(rank);
         continue;
       }
       if (simulation.happen(random)) continue;
@@ -348,7 +236,7 @@ TEST_CASE(
     same_decisions_everywhere(simulation);
     std::size_t phase = 0;
     std::set<std::string> run;
-    for (const auto& decision : simulation.decided(0)) {
+    for (const auto& decision : simulation[0].decided) {
       if (decision.kind == DecisionItem::Kind::kJoined) {
         const auto& data = counts[phase++];
         CHECK(run.size() == static_cast<std::size_t>(*std::max_element(data.begin(), data.end())));
@@ -374,31 +262,29 @@ TEST_CASE(
 
 TEST_CASE("a join deep in the tree arrives after the readiness that it completes") {
   // Only rank 10 joins. Its path to the root is 9, 1, 0.
-  Simulation simulation({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9}, {});
-  REQUIRE(simulation[10].position().parent == 9);
-  REQUIRE(simulation[9].position().parent == 1);
-  Random random(testing::test_seed());
+  SimulatedJob simulation = job_without_plans({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9});
+  REQUIRE(simulation[10].negotiator().position().parent == 9);
+  REQUIRE(simulation[9].negotiator().position().parent == 1);
+  Random random(test_seed());
   for (int rank = 0; rank < 10; ++rank) {
-    simulation[rank].submit("x", signature_of(OpKind::kAllreduce, 4));
-    simulation.collect(rank);
+    simulation.submit(rank, "x", signature_of(OpKind::kAllreduce, 4));
   }
-  simulation[10].join();
-  simulation.collect(10);
+  simulation.join(10);
   while (simulation.happen(random)) {
   }
-  REQUIRE(simulation.decided(10).size() == 1);
-  CHECK(simulation.decided(10)[0].absent == std::vector<RankRanges>{RankRanges{10}});
-  CHECK(simulation.decided(10)[0].unknown.contains("x"));
+  REQUIRE(simulation[10].decided.size() == 1);
+  CHECK(simulation[10].decided[0].absent == std::vector<RankRanges>{RankRanges{10}});
+  CHECK(simulation[10].decided[0].unknown.contains("x"));
 }
 
 TEST_CASE("when a rank leaves, every rank runs the same operations before the end") {
-  const std::uint64_t seed = testing::test_seed();
+  const std::uint64_t seed = test_seed();
   for (int round = 0; round < 200; ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));
     const int ranks = 1 + below(random, 12);
-    Simulation simulation(random_hosts(random, ranks), {});
+    SimulatedJob simulation = job_without_plans(random_hosts(random, ranks));
     const int leaver = below(random, ranks);
     std::vector<int> next(static_cast<std::size_t>(ranks), 0);
     bool left = false;
@@ -406,34 +292,32 @@ TEST_CASE("when a rank leaves, every rank runs the same operations before the en
       REQUIRE(events < 100'000);
       const int rank = below(random, ranks);
       int& mine = next[static_cast<std::size_t>(rank)];
-      if (mine < 6 && !simulation[rank].closed() && below(random, 3) == 0) {
-        simulation[rank].submit("op" + std::to_string(mine++), signature_of(OpKind::kAllreduce, 4));
-        simulation.collect(rank);
+      if (mine < 6 && !simulation[rank].negotiator().closed() && below(random, 3) == 0) {
+        simulation.submit(rank, "op" + std::to_string(mine++), signature_of(OpKind::kAllreduce, 4));
       }
       if (!left && below(random, 40) == 0) {
-        simulation[leaver].leave();
-        simulation.collect(leaver);
+        simulation[leaver].set->leave();
         left = true;
       }
       if (simulation.happen(random)) continue;
       bool all_closed = true;
-      for (int r = 0; r < ranks; ++r) all_closed &= simulation[r].closed();
+      for (int r = 0; r < ranks; ++r) all_closed &= simulation[r].negotiator().closed();
       if (all_closed) break;
     }
     same_decisions_everywhere(simulation);
-    CHECK(simulation.decided(0).back().kind == DecisionItem::Kind::kClose);
-    CHECK(simulation.decided(0).back().status.message.find("rank " + std::to_string(leaver)) !=
+    CHECK(simulation[0].decided.back().kind == DecisionItem::Kind::kClose);
+    CHECK(simulation[0].decided.back().status.message.find("rank " + std::to_string(leaver)) !=
           std::string::npos);
   }
 }
 
 TEST_CASE("recurring operations take one small message up and one down per rank and step") {
-  constexpr int kRanks = testing::kSanitized ? 16 : 64;
+  constexpr int kRanks = kSanitized ? 16 : 64;
   constexpr int kTensors = 1000;
   std::vector<int> hosts;
   for (int rank = 0; rank < kRanks; ++rank) hosts.push_back(rank / 8);
-  Simulation simulation(hosts, {});
-  Random random(testing::test_seed());
+  SimulatedJob simulation = job_without_plans(hosts);
+  Random random(test_seed());
   std::uint64_t messages_before = 0;
   std::uint64_t bytes_before = 0;
   for (int step = 0; step < 3; ++step) {
@@ -441,10 +325,9 @@ TEST_CASE("recurring operations take one small message up and one down per rank 
     bytes_before = simulation.bytes();
     for (int rank = 0; rank < kRanks; ++rank) {
       for (int tensor = 0; tensor < kTensors; ++tensor) {
-        simulation[rank].submit("layer." + std::to_string(tensor) + ".weight",
-                                signature_of(OpKind::kAllreduce, 16));
+        simulation.submit(rank, "layer." + std::to_string(tensor) + ".weight",
+                          signature_of(OpKind::kAllreduce, 16));
       }
-      simulation.collect(rank);
     }
     while (simulation.happen(random)) {
     }
@@ -454,21 +337,21 @@ TEST_CASE("recurring operations take one small message up and one down per rank 
   // The readiness of 1,000 names takes 125 bytes, the order of 1,000 ids at most 3,000.
   CHECK(messages <= 3 * (kRanks - 1));
   CHECK(bytes / kRanks < 4000);
-  CHECK(simulation[0].cached_names() == kTensors);
+  CHECK(simulation[0].negotiator().cached_names() == kTensors);
 }
 
 TEST_CASE("generated names take no ids") {
-  Simulation simulation({0, 0}, {});
-  Random random(testing::test_seed());
+  SimulatedJob simulation = job_without_plans({0, 0});
+  Random random(test_seed());
   for (int i = 0; i < 50; ++i) {
     Signature signature = signature_of(OpKind::kAllreduce, 4);
     signature.recurring = false;
     for (int rank = 0; rank < 2; ++rank)
-      simulation[rank].submit("allreduce.noname." + std::to_string(i), signature);
+      simulation.submit(rank, "allreduce.noname." + std::to_string(i), signature);
     while (simulation.happen(random)) {
     }
   }
-  CHECK(simulation[0].cached_names() == 0);
+  CHECK(simulation[0].negotiator().cached_names() == 0);
 }
 
 TEST_CASE("invalid messages are rejected") {

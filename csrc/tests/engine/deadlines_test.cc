@@ -74,19 +74,17 @@ struct WatchedRank {
       order.shape = {1};
       order.input = order.output = &value;
     }
-    batch.operations = {operation_of(order, set().members)};
-    set().last_progress = now;  // as by the scheduler
-    set().executor.enqueue(std::move(batch));
-    CHECK(!set().executor.poll());
+    batch.operations = {operation_of(order, set().members())};
+    set().enqueue(std::move(batch), now);
+    CHECK(!set().poll());
     pump(ranks);
     Mesh::Movement own_data;  // Over shared memory, no link would have moved any.
     rank.mesh.take_movement(own_data);
   }
   void submit(OpKind kind, double now) {
     const OperationPtr operation = make_test_operation("x", 2, kind);
-    operation->pending_since = set().last_event = now;
     rank.handles.add(operation);
-    set().pending.emplace("x", operation);
+    CHECK(set().accept(operation, now).ok());
   }
   OperationPtr transfer(EngineParts& by, OpKind kind, std::int64_t count, double now) const {
     OperationPtr operation = make_test_operation("x", 2, kind);
@@ -252,7 +250,7 @@ TEST_CASE("a plan stands still for as long after an idle time as after a busy on
   WatchedRank job(0, with_limits(kLimit), true, 1000);
   job.run_batch(OpKind::kAllreduce, 1, 1500);
   job.watch(1500.1);
-  CHECK(job.set().last_progress <= 1500.1);
+  CHECK(job.set().last_progress() <= 1500.1);
 }
 
 TEST_CASE("peers have time to agree to a shutdown after the last batch has ended") {
@@ -274,7 +272,7 @@ TEST_CASE("peers have time to agree to a shutdown after the last batch has ended
   job.run_batch(OpKind::kAllreduce, 0, 100);
   CHECK(shutdown.advance(100));
   for (const double now : {101.0, 104.0, 107.0}) CHECK(!shutdown.advance(now));
-  job.set().executor.take_all();
+  job.set().take_all();
   CHECK(!shutdown.advance(108.5));
   CHECK(failure_of([&] { shutdown.advance(109.5); }).code == HP_SHUT_DOWN);
 }

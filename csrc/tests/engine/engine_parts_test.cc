@@ -154,8 +154,7 @@ TEST_CASE("a removal ends when its set is closed, and submitters see it at once"
   CHECK(mentions(rank.submissions.submit({&late, 1}), {"was removed"}));
   CHECK(mentions(remove(1)->status, {"is being removed already"}));
   CHECK(!rank.registry.finish_removals());
-  rank.registry.find(1)->negotiator.flush();
-  rank.registry.find(1)->negotiator.take_decisions();
+  CHECK(rank.registry.find(1)->negotiate().decisions.size() == 1);
   CHECK(rank.registry.finish_removals());
   CHECK(removal->done);
   CHECK(removal->status.ok());
@@ -176,9 +175,8 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   rank.lifecycle.enter(Lifecycle::State::kRunning);
   const auto decisions = [&](std::uint32_t set) {
     ProcessSet& found = *rank.registry.find(set);
-    found.negotiator.leave();
-    found.negotiator.flush();
-    return found.negotiator.take_decisions().size();
+    CHECK(found.leave());
+    return found.negotiate().decisions.size();
   };
   dispatcher.deliver_early();
   CHECK(decisions(0) == 1);  // all ranks leave: the set closes

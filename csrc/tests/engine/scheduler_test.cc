@@ -41,7 +41,7 @@ struct Rank {
     const Bytes message = encode(0, Decisions{epoch++, {item}});
     Reader reader(message);
     const MessageHead head = read_head(reader);
-    parts.registry.global().negotiator.receive(0, head.kind, reader);
+    parts.registry.global().receive(0, head.kind, reader);
   }
   bool is_pending(const OperationPtr& operation) {
     return parts.handles.poll(operation->handle).code == HP_IN_PROGRESS;
@@ -91,8 +91,8 @@ TEST_CASE("an operation that was submitted after a search does not fail with its
   CHECK(rank.is_pending(later));
   CHECK(rank.is_pending(last));
   rank.take();
-  CHECK(rank.parts.registry.global().pending.contains("allreduce.noname.1"));
-  CHECK(rank.parts.registry.global().pending.contains("last"));
+  CHECK(rank.parts.registry.global().pending().contains("allreduce.noname.1"));
+  CHECK(rank.parts.registry.global().pending().contains("last"));
   const OperationPtr next = rank.submit("");
   CHECK(next->name == "allreduce.noname.2");
 }
@@ -111,7 +111,7 @@ TEST_CASE("an operation that the loop takes together with a failure of the set g
   CHECK(rank.is_pending(later));
   // Other ranks count from one after the failure.
   CHECK(later->name == "allreduce.noname.1");
-  CHECK(rank.parts.registry.global().pending.contains(later->name));
+  CHECK(rank.parts.registry.global().pending().contains(later->name));
   // A second failure of the same kind, which has been under way meanwhile.
   rank.receive_failure();
   rank.scheduler.negotiate();

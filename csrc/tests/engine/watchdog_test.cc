@@ -81,9 +81,8 @@ struct Inspectors {
   OperationPtr pending(int rank, const std::string& name, double seconds) {
     EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
     OperationPtr operation = make_test_operation(name, static_cast<int>(ranks.size()));
-    operation->pending_since = steady_now() - seconds;
     parts.handles.add(operation);
-    parts.registry.global().pending.emplace(name, operation);
+    CHECK(parts.registry.global().accept(operation, steady_now() - seconds).ok());
     return operation;
   }
   const std::vector<std::unique_ptr<EngineParts>>& ranks;
@@ -105,14 +104,14 @@ struct RunningBatch {
         deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
                   rank.liveness) {
     deadlines.check_transfers(100);
-    CHECK(set.last_progress == 100);  // nothing runs
+    CHECK(set.last_progress() == 100);  // nothing runs
     Batch batch;
     batch.number = 1;
-    batch.operations = {
-        operation_of({.name = "x", .shape = {1}, .input = &value, .output = &value}, set.members)};
-    set.executor.enqueue(std::move(batch));
-    CHECK(!set.executor.poll());
-    CHECK(set.executor.running() != nullptr);
+    batch.operations = {operation_of({.name = "x", .shape = {1}, .input = &value, .output = &value},
+                                     set.members())};
+    set.enqueue(std::move(batch), 100);
+    CHECK(!set.poll());
+    CHECK(set.executor().running() != nullptr);
     pump(ranks);
   }
   EngineParts& rank;
@@ -301,9 +300,7 @@ TEST_CASE("ranks that are blocked on each other's operations have them called of
   job.inspectors[0]->check(steady_now());
   job.run();
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"x0", "x1"}));
-  Negotiator& root = ranks[0]->registry.global().negotiator;
-  root.flush();
-  const auto decisions = root.take_decisions();
+  const auto decisions = ranks[0]->registry.global().negotiate().decisions;
   REQUIRE(decisions.size() == 1);
   CHECK(decisions[0].kind == DecisionItem::Kind::kFailAll);
   CHECK(decisions[0].status.code == HP_DEADLOCK);
@@ -508,7 +505,7 @@ TEST_CASE("a batch without progress fails with its name and the ranks it waits f
     return std::count(kinds.begin(), kinds.end(), MessageKind::kPing);
   };
   deadlines.check_transfers(104);
-  CHECK(set.last_progress == 104);  // its data has left
+  CHECK(set.last_progress() == 104);  // its data has left
   deadlines.excuse({104, 106});
   deadlines.check_transfers(110);
   CHECK(pings() == 0);
@@ -531,7 +528,7 @@ TEST_CASE(
   const auto ranks = make_parts(3, options, {{0, 2}});
   RunningBatch running(ranks);
   auto& [rank, set, deadlines, value] = running;
-  REQUIRE(set.executor.blame() == std::vector{1});
+  REQUIRE(set.executor().blame() == std::vector{1});
   deadlines.check_transfers(101);
   deadlines.check_transfers(107);
   pump(ranks);
@@ -551,7 +548,7 @@ TEST_CASE("data of other sets counts only over the links to the ranks that a bat
   RunningBatch running(ranks);
   auto& [rank, set, deadlines, value] = running;
   deadlines.check_transfers(101);
-  const std::vector<int> waits_for = set.executor.blame();
+  const std::vector<int> waits_for = set.executor().blame();
   REQUIRE(waits_for.size() == 1);
   const int other = 3 - waits_for.front();
   // The frames of another set.
@@ -561,10 +558,10 @@ TEST_CASE("data of other sets counts only over the links to the ranks that a bat
   };
   move_data(waits_for.front());
   deadlines.check_transfers(105);
-  CHECK(set.last_progress == 105);
+  CHECK(set.last_progress() == 105);
   move_data(other);
   deadlines.check_transfers(108);
-  CHECK(set.last_progress == 105);
+  CHECK(set.last_progress() == 105);
   move_data(other);
   CHECK(failure_of([&] { deadlines.check_transfers(116); }).code == HP_TIMEOUT);
 }
@@ -621,27 +618,24 @@ TEST_CASE("after a rank has left, a recv has limits without an inspection of all
 
 namespace {
 
-// Delivers the messages between the ranks' negotiators until there are none. Batches are done as
-// soon as they are decided.
+// Delivers the messages between the ranks' negotiators, and runs the batches, until all is done.
 void negotiate(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
   for (bool moved = true; moved;) {
     moved = false;
     for (const auto& from : ranks) {
-      Negotiator& negotiator = from->registry.global().negotiator;
-      negotiator.flush();
-      for (const auto& outgoing : negotiator.take_outgoing()) {
+      ProcessSet& set = from->registry.global();
+      auto [messages, decisions, trials] = set.negotiate();
+      for (const auto& outgoing : messages) {
         Reader reader(outgoing.message);
         const MessageKind kind = read_head(reader).kind;
         const auto to = static_cast<std::size_t>(outgoing.to);
-        ranks[to]->registry.global().negotiator.receive(from->config.rank, kind, reader);
-        moved = true;
+        ranks[to]->registry.global().receive(from->config.rank, kind, reader);
       }
-      for (const auto& decision : negotiator.take_decisions()) {
-        if (decision.kind != DecisionItem::Kind::kBatch) continue;
-        negotiator.batch_done(decision.plan);
-        moved = true;
-      }
+      for (auto& decision : decisions) set.apply(decision, 0, [](Batch&) {});
+      while (const auto done = set.poll()) set.batch_done(*done, 0);
+      moved |= !messages.empty() || set.busy();
     }
+    pump(ranks);
   }
 }
 
@@ -650,8 +644,13 @@ void negotiate(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
 TEST_CASE("a plan does not end while what a waiting caller has submitted is in the queue") {
   const auto ranks = make_parts(2);
   for (const auto& rank : ranks) rank->registry.create_global({});
-  const auto submit = [](EngineParts& rank, const std::string& name) {
-    rank.registry.global().negotiator.submit(name, make_test_operation(name)->signature);
+  float value = 1;
+  const auto make = [&](EngineParts& rank, const std::string& name) {
+    return operation_of({.name = name, .shape = {1}, .input = &value, .output = &value},
+                        rank.registry.global().members());
+  };
+  const auto submit = [&](EngineParts& rank, const std::string& name) {
+    CHECK(rank.registry.global().accept(make(rank, name), 0).ok());
   };
   // Both ranks repeat a step with two operations until it is a plan.
   for (int step = 0; step < 6; ++step) {
@@ -663,20 +662,18 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
   }
   EngineParts& rank = *ranks[1];
   ProcessSet& set = rank.registry.global();
-  REQUIRE(set.negotiator.has_plan());
+  REQUIRE(set.negotiator().has_plan());
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles, rank.submissions);
   const auto asks_for_the_end = [&](double now) {
     plans.check(now);
-    return !set.negotiator.take_outgoing().empty();
+    return !set.negotiate().messages.empty();
   };
 
-  const OperationPtr a = make_test_operation("a");
+  const OperationPtr a = make(rank, "a");
   REQUIRE(rank.submissions.submit(std::vector{a}).ok());
   REQUIRE(rank.submissions.take(false)->operations.size() == 1);
-  set.pending.emplace("a", a);
-  submit(rank, "a");
-  REQUIRE(set.negotiator.held_up());
-  set.last_event = 100;
+  CHECK(set.accept(a, 100).ok());
+  REQUIRE(set.negotiator().held_up());
   CHECK(plans.patience(set, 100) == doctest::Approx(0.1));
   // The program has computed for a while, submits the other operation, and waits.
   REQUIRE(rank.submissions.submit(std::vector{make_test_operation("b")}).ok());

@@ -1,246 +1,23 @@
-// Tests of plans under a random scheduler that delays and reorders programs, messages and the
-// execution of batches as far as an engine could.
+// Tests of plans under the random scheduler of a simulated job.
 #include "controller/plans/plan.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <deque>
-#include <functional>
 #include <map>
-#include <random>
 #include <set>
 
-#include "controller/negotiator.h"
 #include "harness/cluster.h"
-#include "harness/programs.h"
+#include "harness/simulated_job.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
 
 namespace {
 
-// A job without engines: negotiators, programs that block, channels that keep the order of messages
-// only within each pair of ranks, and executors that finish a batch once every rank has reached it.
-class Job {
- public:
-  Job(const std::vector<int>& hosts, const Negotiator::Options& options,
-      std::vector<Program> programs)
-      : size_(static_cast<int>(hosts.size())) {
-    const Topology topology(hosts);
-    for (int rank = 0; rank < size_; ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(topology.position(rank), options,
-                                              std::move(programs[static_cast<std::size_t>(rank)])));
-    }
-  }
-
-  struct Batch {
-    std::uint32_t plan;
-    std::uint64_t number;
-    std::vector<std::string> names;
-    Tuning tuning;
-    bool operator==(const Batch&) const = default;
-  };
-  struct Rank {
-    Rank(TreePosition position, const Negotiator::Options& options, Program its_program)
-        : negotiator(3, std::move(position), options), program(std::move(its_program)) {}
-    Negotiator negotiator;
-    Program program;
-    std::size_t at = 0;
-    std::set<std::string> in_flight;
-    std::map<std::string, Signature> pending;  // submitted, not in a batch
-    std::uint64_t dependency_epoch = 0;
-    bool result_observed = false;
-    std::deque<Batch> queue;
-    std::vector<Batch> done;
-    std::uint64_t withdrawn = 0;
-    bool finished() const { return at == program.size(); }
-  };
-  Rank& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
-  int size() const { return size_; }
-  std::uint64_t messages() const { return messages_; }
-  bool finished() const {
-    return std::all_of(ranks_.begin(), ranks_.end(), [](auto& r) { return r->finished(); });
-  }
-
-  // Runs one randomly chosen event of those that are possible now; false if there is none before a
-  // deadline of a plan expires.
-  bool happen(Random& random) {
-    // An engine flushes whenever it is awake.
-    std::vector<int> order;
-    for (int rank = 0; rank < size_; ++rank) order.push_back(rank);
-    std::shuffle(order.begin(), order.end(), random);
-    (*this)[order.front()].negotiator.flush();
-    bool moved = collect(order.front());
-    std::vector<std::function<void()>> choices;
-    for (auto& [pair, queue] : channels_) {
-      if (!queue.empty()) {
-        choices.emplace_back([this, pair = pair] { deliver(pair.first, pair.second); });
-      }
-    }
-    for (const int rank : order) {
-      if (can_run(rank)) choices.emplace_back([this, rank] { run_program(rank); });
-      if (can_finish_batch(rank)) choices.emplace_back([this, rank] { finish_batch(rank); });
-    }
-    if (!choices.empty()) {
-      choices[static_cast<std::size_t>(below(random, static_cast<int>(choices.size())))]();
-      return true;
-    }
-    for (const int rank : order) {
-      (*this)[rank].negotiator.flush();
-      moved |= collect(rank);
-    }
-    return moved;
-  }
-
-  // Expires the plan deadline of a random rank, as the watchdog does; false if no rank has one.
-  bool expire_deadline(Random& random) {
-    std::vector<int> candidates;
-    for (int rank = 0; rank < size_; ++rank) {
-      const Negotiator& negotiator = (*this)[rank].negotiator;
-      if (negotiator.held_up() || negotiator.waits_in_plan()) candidates.push_back(rank);
-    }
-    if (candidates.empty()) return false;
-    break_plan(
-        candidates[static_cast<std::size_t>(below(random, static_cast<int>(candidates.size())))]);
-    return true;
-  }
-  void break_plan(int rank) {
-    (*this)[rank].negotiator.break_plan();
-    collect(rank);
-  }
-
- private:
-  bool can_run(int rank) {
-    Rank& me = (*this)[rank];
-    if (me.finished()) return false;
-    const Action& action = me.program[me.at];
-    return action.kind != Action::Kind::kWait || !me.in_flight.contains(action.name);
-  }
-
-  void run_program(int rank) {
-    Rank& me = (*this)[rank];
-    const Action& action = me.program[me.at++];
-    switch (action.kind) {
-      case Action::Kind::kSubmit:
-        REQUIRE(me.in_flight.insert(action.name).second);
-        me.pending.emplace(action.name, action.signature);
-        if (std::exchange(me.result_observed, false)) ++me.dependency_epoch;
-        me.negotiator.submit(action.name, action.signature, me.dependency_epoch);
-        break;
-      case Action::Kind::kJoin:
-        REQUIRE(me.in_flight.insert(kJoinName).second);
-        me.negotiator.join();
-        break;
-      case Action::Kind::kWait:
-        me.result_observed = true;
-        break;
-    }
-    collect(rank);
-  }
-
-  bool can_finish_batch(int rank) {
-    const Rank& me = (*this)[rank];
-    if (me.queue.empty()) return false;
-    const Batch& batch = me.queue.front();
-    return std::all_of(ranks_.begin(), ranks_.end(), [&](auto& other) {
-      const auto is_it = [&](const Batch& b) {
-        return b.number == batch.number && b.plan == batch.plan;
-      };
-      return (!other->queue.empty() && is_it(other->queue.front())) ||
-             std::any_of(other->done.rbegin(), other->done.rend(), is_it);
-    });
-  }
-
-  void finish_batch(int rank) {
-    Rank& me = (*this)[rank];
-    Batch batch = std::move(me.queue.front());
-    me.queue.pop_front();
-    me.negotiator.batch_done(batch.plan, now_ += 1.0);
-    for (const std::string& name : batch.names) me.in_flight.erase(name);
-    me.done.push_back(std::move(batch));
-    collect(rank);
-  }
-
-  void deliver(int from, int to) {
-    auto& queue = channels_[{from, to}];
-    const Bytes message = std::move(queue.front());
-    queue.pop_front();
-    Reader reader(message);
-    const MessageHead head = read_head(reader);
-    REQUIRE((*this)[to].negotiator.receive(from, head.kind, reader));
-    collect(to);
-  }
-
-  bool collect(int rank) {
-    Rank& me = (*this)[rank];
-    bool any = false;
-    for (auto& message : me.negotiator.take_outgoing()) {
-      ++messages_;
-      channels_[{rank, message.to}].push_back(std::move(message.message));
-      any = true;
-    }
-    for (auto& decision : me.negotiator.take_decisions()) {
-      any = true;
-      decide(me, decision);
-    }
-    return any;
-  }
-
-  // Applies a decision as Engine::apply and Executor do.
-  static void decide(Rank& me, Negotiator::Decision& decision) {
-    switch (decision.kind) {
-      case DecisionItem::Kind::kJoined:
-        decision.names = {kJoinName};
-        [[fallthrough]];
-      case DecisionItem::Kind::kBatch:
-        for (const std::string& name : decision.names) {
-          const bool is_here = me.pending.erase(name) == 1;
-          REQUIRE((is_here || decision.unknown.contains(name) || name == kJoinName));
-        }
-        me.queue.push_back(
-            {decision.plan, decision.batch, std::move(decision.names), decision.tuning});
-        break;
-      case DecisionItem::Kind::kUninstallPlan:
-      case DecisionItem::Kind::kPausePlan:
-        if (!me.queue.empty() && me.queue.back().plan == decision.plan &&
-            me.queue.back().number > decision.batch) {
-          for (const std::string& name : me.queue.back().names) me.pending.emplace(name, sum_of(0));
-          me.queue.pop_back();
-          ++me.withdrawn;
-        }
-        break;
-      case DecisionItem::Kind::kError:
-      case DecisionItem::Kind::kFailAll:
-      case DecisionItem::Kind::kClose:
-        for (const std::string& name : decision.names) me.in_flight.erase(name);
-        if (decision.kind != DecisionItem::Kind::kError) {
-          for (const auto& [name, signature] : me.pending) me.in_flight.erase(name);
-          me.pending.clear();
-        }
-        break;
-      default:
-        FAIL("an unknown kind of decision");
-    }
-  }
-
-  const int size_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
-  std::map<std::pair<int, int>, std::deque<Bytes>> channels_;
-  std::uint64_t messages_ = 0;
-  double now_ = 0;
-};
-
-std::vector<int> random_hosts(Random& random, int ranks) {
-  const int hosts = 1 + below(random, ranks);
-  std::vector<int> result;
-  for (int rank = 0; rank < ranks; ++rank) result.push_back(below(random, hosts));
-  return result;
-}
-
 // Runs the job to its end. A deadline expires when no other event is possible and, unless
 // `expiry_chance` is 0, at random: once in `expiry_chance` events on average.
-void finish(Job& job, Random& random, int expiry_chance) {
+void finish(SimulatedJob& job, Random& random, int expiry_chance) {
   for (std::uint64_t events = 0; !job.finished(); ++events) {
     REQUIRE(events < 2'000'000);
     if (expiry_chance > 0 && chance(random, expiry_chance)) job.expire_deadline(random);
@@ -274,8 +51,8 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
                      .turns = 1 + below(random, 2),
                      .choices = 100,
                      .buckets = {40, 80, 200}};
-    Job job(random_hosts(random, ranks), options,
-            random_programs(random, ranks, 5 + below(random, 30)));
+    SimulatedJob job(random_hosts(random, ranks), options,
+                     random_programs(random, ranks, 5 + below(random, 30)));
     finish(job, random, chance(random, 2) ? 20 + below(random, 500) : 0);
     for (int rank = 0; rank < ranks; ++rank) {
       // Messages that are still in flight when the programs have ended do not matter.
@@ -310,7 +87,7 @@ TEST_CASE("a step of an installed plan sends no message") {
   std::vector<std::string> names;
   for (int i = 0; i < 50; ++i) names.push_back("grad" + std::to_string(i));
   const auto step = [&](Program& program) { submit_all_then_wait(program, names); };
-  Job job({0, 0, 1, 1, 2}, {}, std::vector<Program>(5, repeat(60, step)));
+  SimulatedJob job({0, 0, 1, 1, 2}, {}, std::vector<Program>(5, repeat(60, step)));
   const auto in_plan = [&] {
     for (int rank = 0; rank < job.size(); ++rank) {
       if (job[rank].done.empty() || job[rank].done.back().plan == 0) return false;
@@ -337,7 +114,7 @@ TEST_CASE(
     submit_all_then_wait(program, {"c"});
     submit_all_then_wait(program, {"d", "e"});
   };
-  Job job({0, 0, 0}, {}, std::vector<Program>(3, repeat(30, step)));
+  SimulatedJob job({0, 0, 0}, {}, std::vector<Program>(3, repeat(30, step)));
   finish(job, random, 0);
   const auto& done = job[0].done;
   REQUIRE(done.size() > 3);
@@ -373,7 +150,7 @@ TEST_CASE("a name can occur several times in a step, and operations may be unnam
       one(5);
       one(4);
     };
-    Job job({0, 1, 1}, {}, std::vector<Program>(3, repeat(40, step)));
+    SimulatedJob job({0, 1, 1}, {}, std::vector<Program>(3, repeat(40, step)));
     finish(job, random, 0);
     CHECK(job[0].done.back().plan == 1);
     CHECK(job[0].done[job[0].done.size() - 100].plan == 1);
@@ -388,7 +165,7 @@ TEST_CASE("a plan that keeps breaking is installed again after ever more equal s
     submit_all_then_wait(program, {"x"});
   };
   const Program program = repeat(100, phase);
-  Job job({0, 1}, {}, std::vector<Program>(2, program));
+  SimulatedJob job({0, 1}, {}, std::vector<Program>(2, program));
   finish(job, random, 0);
   std::set<std::uint32_t> plans;
   for (const auto& batch : job[0].done) plans.insert(batch.plan);
@@ -413,14 +190,14 @@ TEST_CASE("operations that are not in the plan run without ending it") {
     const Program program = repeat(20, phase);
     Negotiator::Options options;
     options.tuning.bucket_bytes = 20;  // one operation in each batch
-    Job job(random_hosts(random, ranks), options,
-            std::vector<Program>(static_cast<std::size_t>(ranks), program));
+    SimulatedJob job(random_hosts(random, ranks), options,
+                     std::vector<Program>(static_cast<std::size_t>(ranks), program));
     finish(job, random, 0);
     // One plan was installed, and nothing else has begun an epoch.
     for (int rank = 0; rank < ranks; ++rank) {
       REQUIRE(job[rank].done == job[0].done);
-      CHECK(job[rank].negotiator.epoch() == 1);
-      CHECK(job[rank].negotiator.has_plan());
+      CHECK(job[rank].negotiator().epoch() == 1);
+      CHECK(job[rank].negotiator().has_plan());
     }
     const auto negotiated =
         std::count_if(job[0].done.begin(), job[0].done.end(), [](const auto& batch) {
@@ -448,9 +225,9 @@ TEST_CASE("a rank that joins while the plan is paused ends the plan without a ti
       program.push_back({Action::Kind::kWait, "metric"});
       program.push_back({Action::Kind::kWait, kJoinName});
     }
-    Job job({0, 0, 1}, {}, std::move(programs));
+    SimulatedJob job({0, 0, 1}, {}, std::move(programs));
     while (!job.finished()) REQUIRE(job.happen(random));
-    for (int rank = 0; rank < job.size(); ++rank) CHECK(!job[rank].negotiator.has_plan());
+    for (int rank = 0; rank < job.size(); ++rank) CHECK(!job[rank].negotiator().has_plan());
   }
 }
 
@@ -504,7 +281,7 @@ TEST_CASE("a loop of operations that are not in the plan gets a plan of its own"
   const Program evaluation =
       repeat(60, [](Program& p) { submit_all_then_wait(p, {"loss", "accuracy"}); });
   program.insert(program.end(), evaluation.begin(), evaluation.end());
-  Job job({0, 0, 1}, {}, std::vector<Program>(3, program));
+  SimulatedJob job({0, 0, 1}, {}, std::vector<Program>(3, program));
   finish(job, random, 0);
   CHECK(job[0].done.back().plan != 0);
   CHECK(job[0].done.back().names.front() != "y");
@@ -556,8 +333,8 @@ TEST_CASE("loops in turn keep their plans and switch without a deadline") {
         append(program, training);
         append(program, evaluation);
       }
-      Job job(random_hosts(random, ranks), {},
-              std::vector<Program>(static_cast<std::size_t>(ranks), program));
+      SimulatedJob job(random_hosts(random, ranks), {},
+                       std::vector<Program>(static_cast<std::size_t>(ranks), program));
       const auto is_learned = [&] { return job[0].at >= learned; };
       while (!is_learned()) {
         if (!job.happen(random)) REQUIRE(job.expire_deadline(random));
@@ -626,7 +403,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
                      .turns = 1,
                      .choices = 100,
                      .buckets = {16, 32, 64}};
-    Job job(random_hosts(random, ranks), options, std::move(programs));
+    SimulatedJob job(random_hosts(random, ranks), options, std::move(programs));
     finish(job, random, chance(random, 2) ? 20 + below(random, 500) : 0);
     std::map<std::string, int> runs;
     std::map<std::string, int> submitted;
@@ -652,27 +429,27 @@ TEST_CASE("failures and closings during a plan end the same operations on all ra
     Random random(seed + round);
     const int ranks = 2 + below(random, 5);
     const auto step = [&](Program& program) { submit_all_then_wait(program, {"a", "b"}); };
-    Job job(random_hosts(random, ranks), {},
-            std::vector<Program>(static_cast<std::size_t>(ranks), repeat(200, step)));
+    SimulatedJob job(random_hosts(random, ranks), {},
+                     std::vector<Program>(static_cast<std::size_t>(ranks), repeat(200, step)));
     const int when = below(random, 3000);
     for (int i = 0; i < when; ++i) job.happen(random);
     const bool leaves = chance(random, 2);
     if (leaves) {
-      job[below(random, ranks)].negotiator.leave();
+      job[below(random, ranks)].set->leave();
     } else {
-      job[0].negotiator.fail_all({HP_DEADLOCK, "failed by the test"});
+      job[0].set->fail_all({HP_DEADLOCK, "failed by the test"});
     }
     // A rank whose operation has failed continues with its next step; no rank waits forever.
     const auto over = [&] {
       for (int rank = 0; rank < ranks; ++rank) {
-        if (leaves ? !job[rank].negotiator.closed() : !job[rank].finished()) return false;
+        if (leaves ? !job[rank].negotiator().closed() : !job[rank].finished()) return false;
       }
       return true;
     };
     for (int events = 0; leaves && !over(); ++events) {
       REQUIRE(events < 1'000'000);
       for (int rank = 0; rank < ranks; ++rank) {
-        if (job[rank].negotiator.closed()) job[rank].at = job[rank].program.size();
+        if (job[rank].negotiator().closed()) job[rank].at = job[rank].program.size();
       }
       if (!job.happen(random)) job.expire_deadline(random);
     }
@@ -696,16 +473,16 @@ TEST_CASE("fail_all is safe at every moment, including the one at which a plan i
     CAPTURE(when);
     REQUIRE(when < 10'000);
     Random random(seed);
-    Job job({0, 0, 0}, {}, programs);
+    SimulatedJob job({0, 0, 0}, {}, programs);
     for (int i = 0; i < when; ++i) REQUIRE(job.happen(random));
     was_in_plan = !job[0].done.empty() && job[0].done.back().plan != 0;
-    job[0].negotiator.fail_all({HP_DEADLOCK, "failed by the test"});
+    job[0].set->fail_all({HP_DEADLOCK, "failed by the test"});
     for (int rank = 0; rank < 3; ++rank) job[rank].at = job[rank].program.size();
     while (job.happen(random)) {
     }
     for (int rank = 0; rank < 3; ++rank) {
-      CHECK(job[rank].negotiator.epoch() == job[0].negotiator.epoch());
-      CHECK(!job[rank].negotiator.has_plan());
+      CHECK(job[rank].negotiator().epoch() == job[0].negotiator().epoch());
+      CHECK(!job[rank].negotiator().has_plan());
     }
   }
 }
