@@ -19,6 +19,7 @@ from .elastic.discovery import HostDiscovery
 from .elastic.driver import ElasticDriver
 from .elastic.roster import ENDED_ON_NOTICE, Limits, Start
 from .elastic.stragglers import Pacing
+from .finish import Finish
 from .hosts import Placement, is_this_host, lookup
 from .job import Job
 from .network_check import candidates
@@ -171,8 +172,8 @@ class ElasticJob(Job):
     def finish(self) -> None:
         self._agents.send(agent.FINISH)
 
-    def fail(self, code: int, text: str) -> None:
-        self._fail(text, code)
+    def fail(self, finish: Finish) -> None:
+        self._fail(finish.text(self._terms), finish.code, process=finish.process)
 
     def say(self, text: str) -> None:
         self._console.notice(text)

@@ -14,6 +14,7 @@ from .elastic.roster import Limits
 from .elastic.stragglers import Pacing
 from .elastic_job import ElasticJob
 from .environment import common_environment
+from .finish import COMMAND_LINE, Terms
 from .hosts import Host, Machines, Placement, assign_ranks
 from .job_options import common_arguments, wrong_settings
 
@@ -26,6 +27,7 @@ def make_elastic_job(
     hosts: Sequence[Host] | None,
     began: float,
     serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+    terms: Terms = COMMAND_LINE,
 ) -> ElasticJob:
     """The elastic job that the options describe. ``hosts``: those that the options name, None: none. The other
     arguments are those of :class:`horoplug.runner.job.Job`. Errors: UsageError."""
@@ -66,6 +68,7 @@ def make_elastic_job(
             requeues=config.value("REQUEUE", env),
             began=began,
             serve=serve,
+            terms=terms,
             **common_arguments(options),
         )
 

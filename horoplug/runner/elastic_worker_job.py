@@ -18,10 +18,12 @@ from horoplug.rendezvous.store.server import StoreServer
 
 from .elastic.discovery import HostDiscovery
 from .elastic.driver import ElasticDriver, Workers
-from .elastic.roster import Finish, Limits, Start
+from .elastic.roster import Limits, Start
 from .elastic.stragglers import Pacing
 from .environment import common_environment, elastic_environment, job_environment
+from .finish import Finish, Why
 
+_STOPPED = Finish(1, Why.STOPPED)
 _REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
 
 
@@ -149,12 +151,12 @@ class ElasticWorkerJob:
         """The job has to end at its next commit."""
         self._driver.inbox.put(self._driver.notice)
 
-    def stop(self, text: str = "the job was stopped") -> None:
-        """Let :meth:`run` return at once, with an error. ``text``: one line. The caller ends the processes."""
-        self._driver.inbox.put(lambda: self._stop(text))
+    def stop(self, finish: Finish = _STOPPED) -> None:
+        """Let :meth:`run` return this at once. The caller ends the processes."""
+        self._driver.inbox.put(lambda: self._stop(finish))
 
-    def _stop(self, text: str) -> None:
-        self._stopped = self._stopped or Finish(1, text)
+    def _stop(self, finish: Finish) -> None:
+        self._stopped = self._stopped or finish
 
     def abandon(self, error: BaseException) -> None:
         """Let :meth:`run` raise this error: there are no hosts any more, and none will come."""

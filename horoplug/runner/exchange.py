@@ -4,7 +4,7 @@ Each rank has a number: its rank or, in an elastic job, the number of its proces
 makes one connection, which begins with mutual authentication by the job's secret (rendezvous/network/auth.py). Only
 authenticated messages follow (rendezvous/network/messages.py), so that nothing from another source is stored or
 unpickled. They are encrypted if the rank's settings say so. The server only stores what it reads; the process that
-called ``run`` unpickles it.
+called ``run``, or Spark's driver, unpickles it at the end.
 
     rank                                server
     number u32                  ->
@@ -21,10 +21,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import struct
 import tempfile
 import threading
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from horoplug.base.descriptors import reason
 from horoplug.base.errors import ProtocolError, TamperedMessageError
@@ -32,6 +34,8 @@ from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.auth import Encryption
 from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.network.messages import MessageStream
+
+from .results import Results
 
 RETURNED, RAISED, WITHDRAWN = b"R", b"F", b"X"
 CHUNK_BYTES = 1 << 20
@@ -43,7 +47,7 @@ _log = logging.getLogger("horoplug")
 _U32, _U64 = struct.Struct("!I"), struct.Struct("!Q")
 
 
-class Results(Protocol):
+class Files(Protocol):
     """Files for the results."""
 
     def __len__(self) -> int:
@@ -91,12 +95,12 @@ class Exchange:
     """The server. It has one thread per rank, since a rank exchanges one message of any size in each direction."""
 
     def __init__(
-        self, secret: bytes, address: str, function: int, results: Results, port: int = 0
+        self, secret: bytes, address: str, function: int, files: Files, port: int = 0
     ) -> None:
-        """``function``: descriptor of the file with the pickled function; ``results``: the files for the results, by
-        number; ``port``: 0 takes a free one. Errors: OSError if the address cannot be bound."""
+        """``function``: descriptor of the file with the pickled function; ``files``: for the results, by number; ``port``:
+        0 takes a free one. Errors: OSError if the address cannot be bound."""
         self._function = function
-        self._results = results
+        self._files = files
         self._lock = threading.Lock()
         self._taken: set[int] = set()
         self.returned: set[int] = set()
@@ -110,8 +114,17 @@ class Exchange:
         self.port: int = sock.getsockname()[1]
         # The launcher learns of a failed rank when its process ends, whatever has ended the connection.
         self._listener = Listener(
-            [sock], secret, _CONTEXT, Encryption.AS_CLIENT, len(results), self._exchange
+            [sock], secret, _CONTEXT, Encryption.AS_CLIENT, len(files), self._exchange
         )
+
+    def results(self, processes: Sequence[int]) -> Results:
+        """What has arrived. ``processes``: the numbers by rank."""
+        return Results(processes, self.returned, self.raised, self.problems, self._load)
+
+    def _load(self, number: int) -> Any:
+        with open(self._files[number], "rb", closefd=False) as file:
+            file.seek(0)
+            return pickle.load(file)
 
     def close(self) -> None:
         """Stop listening and close all connections."""
@@ -127,7 +140,7 @@ class Exchange:
             if number in self._taken:
                 return
             try:
-                file = self._results[number]
+                file = self._files[number]
             except IndexError:
                 return
             except OSError as error:

@@ -24,6 +24,7 @@ from .agents import Agents
 from .blame import describe, was_killed
 from .console import Console
 from .environment import common_environment, shares_threads
+from .finish import COMMAND_LINE, Terms
 from .hosts import Placement
 from .job_description import JobDescription
 from .outcome import Outcome
@@ -68,6 +69,7 @@ class Job:
         serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
         is_local: bool | None = None,
         given: Input = NO_INPUT,
+        terms: Terms = COMMAND_LINE,
     ) -> None:
         """``settings``: environment variables for the ranks, without prefix. ``hosts``: the hosts and their ranks.
         ``began``: the time from which the start timeout counts (``time.monotonic()``). ``ssh``: how to reach other
@@ -79,7 +81,7 @@ class Job:
         ``serve``: called before the ranks start, with an address that all of them reach and the job's secret; returns
         further variables for them. With ``serve``, the caller reports the failure (:attr:`verdict`).
         ``is_local``: whether all ranks are on this host, by default found from ``hosts``. ``given``: what the ranks
-        read from their standard input.
+        read from their standard input. ``terms``: those of the caller, for :attr:`verdict`.
 
         Errors: ValueError for an invalid variable; OSError if the folder for the output cannot be created."""
         plain = common_environment(os.environ, settings)
@@ -133,6 +135,7 @@ class Job:
             status=shows_status,
         )
         self._outcome = Outcome(size, GRACE_SECONDS)
+        self._terms = terms
         self._is_reported_by_caller = serve is not None
         self._has_started_directly = False
         self._input = StandardInput() if given.is_read else None
@@ -158,6 +161,11 @@ class Job:
     def verdict(self) -> str:
         """One line that tells why the job has failed; empty if it has not."""
         return self._outcome.verdict
+
+    @property
+    def failed(self) -> int | None:
+        """The rank, or the process of an elastic job, that has failed first; see :attr:`.outcome.Outcome.process`."""
+        return self._outcome.process
 
     # ---- start and loop ----------------------------------------------------------------------------------------------
 
@@ -299,7 +307,7 @@ class Job:
         self, connection: AgentConnection, rank: int, text: str, where: str
     ) -> None:
         self._outcome.ranks_lost(connection.host.ranks)
-        self._fail(f"rank {rank} could not be started{where}: {text}", 126)
+        self._fail(f"rank {rank} could not be started{where}: {text}", 126, process=rank)
 
     def _on_check(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Handle a frame about a host's probe."""
@@ -351,8 +359,11 @@ class Job:
         self._outcome.fail_first_rank(now)
         self._agents.send(agent.TERMINATE)
 
-    def _fail(self, text: str, code: int = 1, *, all_ranks: bool = False) -> None:
-        self._outcome.fail(text, time.monotonic(), code, all_ranks=all_ranks)
+    def _fail(
+        self, text: str, code: int = 1, *, all_ranks: bool = False, process: int | None = None
+    ) -> None:
+        now = time.monotonic()
+        self._outcome.fail(text, now, code, all_ranks=all_ranks, process=process)
         self._agents.send(agent.TERMINATE)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:

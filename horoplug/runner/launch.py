@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .allocation import allocation, is_of_slurm, lsf_hosts, why_over
 from .arguments import Options, parse
 from .checks import UsageError, check_command, check_folder, reads_program
+from .finish import COMMAND_LINE, Terms
 from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
 from .job_options import common_arguments, wrong_settings
 
@@ -71,16 +72,20 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def make_job(
-    options: Options, *, serve: Callable[[str, bytes], Mapping[str, str]] | None = None
+    options: Options,
+    *,
+    serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+    terms: Terms = COMMAND_LINE,
 ) -> Job:
-    """The job that the options describe; ``serve``: see :class:`horoplug.runner.job.Job`. Errors: UsageError."""
+    """The job that the options describe; ``serve``, ``terms``: see :class:`horoplug.runner.job.Job`. Errors:
+    UsageError."""
     from .job import Job
 
     began = time.monotonic()
     if options.is_elastic:
         from .elastic_launch import make_elastic_job
 
-        return make_elastic_job(options, given_hosts(options), began, serve)
+        return make_elastic_job(options, given_hosts(options), began, serve, terms)
     size = options.num_proc or 1
     hosts = assign_ranks(given_hosts(options) or [Host("localhost", size)], size)
     check_command(options.command, here=any(host.is_local for host in hosts))
@@ -92,6 +97,7 @@ def make_job(
             began=began,
             srun=options.srun,
             serve=serve,
+            terms=terms,
             **common_arguments(options),
         )
 

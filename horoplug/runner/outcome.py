@@ -27,6 +27,8 @@ class Outcome:
         """The time by which every agent has to end (``time.monotonic()``); None while the job is not ending."""
         self._grace = grace
         self._blame = Blame(range(size))
+        self.process: int | None = None
+        """The rank, or the process of an elastic job, that has failed first; None: none has, or its host is lost."""
         self._cause: tuple[str, int] | None = None  # last line and exit code
         self._can_run = False
         self._signals = 0
@@ -58,12 +60,21 @@ class Outcome:
         """Record that the ends of these ranks will not be reported."""
         self._blame.lost(ranks)
 
-    def fail(self, text: str, now: float, code: int = 1, *, all_ranks: bool = False) -> None:
+    def fail(
+        self,
+        text: str,
+        now: float,
+        code: int = 1,
+        *,
+        all_ranks: bool = False,
+        process: int | None = None,
+    ) -> None:
         """End the job because of a failure, unless it is ending already.
 
         ``text``: what failed; ``code``: the launcher's exit code; ``all_ranks``: the failure is not that of one rank,
-        so that the last line says that all ranks were ended."""
+        so that the last line says that all ranks were ended; ``process``: see :attr:`process`."""
         if self._cause is None:
+            self.process = process
             whose = ""
             if self._can_run:
                 others = "; the other ranks were ended" if self._blame.running else ""
@@ -75,7 +86,7 @@ class Outcome:
         """End the job because of the rank that failed first; see :attr:`due`."""
         code = self._blame.code
         text = f"rank {self._blame.first} {describe(code)}"
-        self.fail(text, now, code if code >= 0 else 128 - code)
+        self.fail(text, now, code if code >= 0 else 128 - code, process=self._blame.first)
 
     def interrupt(self, number: int, now: float) -> bytes:
         """End the job because the launcher has got a signal. Returns the command for the agents.

@@ -11,7 +11,6 @@ import base64
 import ctypes
 import json
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -28,16 +27,16 @@ from .blame import describe
 from .checks import UsageError
 from .elastic_job import ElasticJob
 from .exchange import Exchange, ResultFiles
+from .finish import Terms
 from .hosts import Host, assign_ranks
 from .launch import as_scheduled, given_hosts, make_job
 from .network_check import candidates
 from .preflight import StartError
+from .results import Results
 from .run_task import ADDRESS, PORT, SALT, SECRET, secret_of
 
 _NUMBERS: Final = 1 << 32  # the exchange's numbers of processes are less
-# How the text of a failure names the process that has failed first.
-_RANK: Final = re.compile(r"^rank (\d+) ")
-_PROCESS: Final = re.compile(r"\bprocess (\d+) (?:\(rank \d+\) )?on ")
+_TERMS: Final = Terms(timeout="HOROVOD_ELASTIC_TIMEOUT")
 
 
 class Answer(NamedTuple):
@@ -51,7 +50,7 @@ class Answer(NamedTuple):
     """By rank, in an elastic job those of the last membership. Without a membership, those whose function has
     returned."""
     blamed: int | None
-    """The process that has failed first, according to the text."""
+    """The process that has failed first; None: none has, or its host is lost."""
     returned: list[int]
     """Those whose function has returned."""
     raised: list[int]
@@ -70,7 +69,8 @@ class _Ended(NamedTuple):
     code: int
     text: str
     processes: Sequence[int]  # by rank
-    is_elastic: bool
+    blamed: int | None = None
+    is_elastic: bool = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -106,7 +106,7 @@ def _run(options: Options, function: int, results: ResultFiles) -> _Ended:
         exchange = Exchange(secret, address, function, results)
         return {PORT: str(exchange.port)}
 
-    job = make_job(options, serve=serve)
+    job = make_job(options, serve=serve, terms=_TERMS)
     try:
         code = job.run()
     finally:
@@ -114,11 +114,11 @@ def _run(options: Options, function: int, results: ResultFiles) -> _Ended:
             exchange.close()
     if not isinstance(job, ElasticJob):
         processes: Sequence[int] = range(options.num_proc or 1)
-        return _Ended(exchange, code, job.verdict, processes, is_elastic=False)
+        return _Ended(exchange, code, job.verdict, processes, job.failed)
     processes = job.members
     if not processes and exchange is not None:  # the function does not call init()
         processes = sorted(exchange.returned)
-    return _Ended(exchange, code, job.verdict, processes, is_elastic=True)
+    return _Ended(exchange, code, job.verdict, processes, job.failed, is_elastic=True)
 
 
 def _run_with_mpi(options: Options, function: int, results: ResultFiles) -> _Ended:
@@ -150,7 +150,7 @@ def _run_with_mpi(options: Options, function: int, results: ResultFiles) -> _End
         exchange.close()
     name = os.path.basename(command[0])
     verdict = f"{name} {describe(code)}" if code else ""
-    return _Ended(exchange, code, verdict, range(options.num_proc or 1), is_elastic=False)
+    return _Ended(exchange, code, verdict, range(options.num_proc or 1))
 
 
 def _address(options: Options, hosts: Sequence[Host]) -> str:
@@ -167,18 +167,12 @@ def _address(options: Options, hosts: Sequence[Host]) -> str:
 
 def _collect(job: _Ended, files: ResultFiles, target: int) -> Answer:
     """The job's outcome. Moves the results, or the exception, that the caller needs to its file."""
-    match = (_PROCESS if job.is_elastic else _RANK).search(job.text)
-    blamed = int(match[1]) if match else None
-    returned: set[int] = set()
-    raised: list[int] = []
-    problems: dict[int, str] = {}
+    blamed = job.blamed if job.code else None
+    sent = Results(job.processes, (), (), {}, lambda _: None)
     if job.exchange is not None:
-        counted = {*job.processes} if blamed is None or not job.code else {*job.processes, blamed}
-        returned = job.exchange.returned & counted
-        raised = [number for number in job.exchange.raised if number in counted]
-        problems = {n: text for n, text in [*job.exchange.problems.items()] if n in counted}
-    places = {}
-    for number in raised[:1] or ([] if job.code else sorted(returned)):
+        sent = job.exchange.results(job.processes).of(blamed)
+    problems, places = dict(sent.problems), {}
+    for number in sent.raised[:1] or ([] if job.code else sorted(sent.returned)):
         try:
             places[number] = files.move(number, target)
         except OSError as error:
@@ -189,8 +183,8 @@ def _collect(job: _Ended, files: ResultFiles, target: int) -> Answer:
         is_elastic=job.is_elastic,
         processes=[*job.processes],
         blamed=blamed,
-        returned=sorted(returned),
-        raised=raised,
+        returned=sorted(sent.returned),
+        raised=[*sent.raised],
         problems=problems,
         files=places,
     )

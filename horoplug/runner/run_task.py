@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import traceback
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 
@@ -23,6 +23,7 @@ from horoplug.rendezvous.bootstrap.job_key import derive
 from horoplug.rendezvous.bootstrap.launcher_environment import recognise
 
 from .exchange import RAISED, RETURNED, WITHDRAWN, Client
+from .results import Failure
 
 PORT, ADDRESS, SECRET, SALT = (
     f"_HOROPLUG_RUN_{name}" for name in ("PORT", "ADDRESS", "SECRET", "SALT")
@@ -31,14 +32,6 @@ PORT, ADDRESS, SECRET, SALT = (
 rendezvous. With a salt, the secret is derived from the key in the file that HOROPLUG_SECRET_FILE names
 (:func:`secret_of`)."""
 _END_SECONDS = 5.0  # limit for a rank to end after its function has failed
-
-
-class Failure(NamedTuple):
-    """An exception of a rank: its text without and with traceback, and the pickled exception if that is possible."""
-
-    text: str
-    trace: str
-    pickled: bytes | None
 
 
 def pack(function: Any, args: Any, kwargs: Any) -> bytes:

@@ -592,7 +592,7 @@ def test_taken_and_invalid_ranks_are_refused(served):
 def test_result_that_cannot_be_stored_is_an_error(served, tmp_path):
     server, _ = served
     with open("/dev/full", "wb", buffering=0) as full:
-        server._results = [full.fileno(), full.fileno()]
+        server._files = [full.fileno(), full.fileno()]
         one = client(server, 0)
         one.function()
         one.write(b"x")
