@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from . import agent
 from .agent import pack_text
-from .agent_source import agent_source
 from .blame import describe
 from .hosts import Placement
-from .links import PipeLink, ProcessLink, Tunnel
-from .remote import END_OF_SOURCE, Ssh
-from .slurm_step import SlurmStep
+from .links import PipeLink, Tunnel
 from .standard_input import NO_INPUT, READER, Input
+from .starters import AgentStarter
 
 MAX_FRAME = 1 << 24
 _MAX_NOISE = 1 << 20  # bytes that a login shell may print before the agent's greeting
@@ -43,54 +39,37 @@ class AgentConnection:
     def __init__(
         self,
         host: Placement,
-        ssh: Ssh,
-        connect_seconds: float,
+        starter: AgentStarter,
         number: int = 0,
         parent: AgentConnection | None = None,
-        step: SlurmStep | None = None,
     ) -> None:
-        """``connect_seconds``: limit for ssh to connect; ``number``: of the host in the job; ``parent``: the agent that
-        starts this one by ssh, None: the launcher does; ``step``: starts it instead of ssh."""
+        """``starter``: starts the agent; ``number``: of the host in the job; ``parent``: the agent that starts this
+        one, None: the launcher does."""
         self.host = host
         self.ranks = set(host.ranks)
         """The ranks that the agent starts. An elastic job adds further ones."""
-        self.step = step
-        """The step of Slurm that starts the agent; in an elastic job, it starts no other one."""
+        self.starter = starter
         self.parent = parent
         self.greeted = False
         self.done = False  # whether it has reported that all its processes have ended
         self.heard = math.inf  # the time of the agent's last sign of life
-        self._ssh = ssh
-        self._connect_seconds = connect_seconds
         self._number = agent.FIRST_TUNNEL - number
         self._inbox = bytearray()
         self._outbox = bytearray()  # frames before the greeting
         self._stderr_tail = bytearray()
         self._children: dict[int, AgentConnection] = {}  # by the number of their tunnel
-        if parent is not None:
+        self.link: PipeLink | Tunnel
+        if parent is None:
+            self.link = starter.link(host, _lock)
+        else:
             parent._children[self._number] = self
-        self.link: PipeLink | Tunnel = self._make_link()
-
-    def _make_link(self) -> PipeLink | Tunnel:
-        if self.host.is_local:
-            # By path and without site-packages, so that it starts in a few milliseconds.
-            path = Path(agent.__file__).resolve()
-            command = [sys.executable, "-I", "-S", "-X", "utf8", str(path)]
-            return ProcessLink(command, b"", _lock, own_stderr=True)
-        source = agent_source() + END_OF_SOURCE
-        if self.step is not None:
-            return self.step.link(self.host.name, source, _lock)
-        if self.parent is None:
-            command = self._ssh.command(self.host.name, self._connect_seconds)
-            return ProcessLink(command, source, _lock, own_stderr=False)
-        # Half of the time, so that the launcher can still connect itself.
-        command = self._ssh.command(self.host.name, self._connect_seconds / 2)
-        return Tunnel(self.parent, self._number, command, source)
+            self.link = starter.tunnel(host, parent, self._number)
 
     def start(self) -> None:
-        """Start the agent. Errors: LostError if ssh cannot be run."""
+        """Start the agent. Errors: LostError if what starts it cannot be run."""
         self.heard = time.monotonic()
         try:
+            self.starter.start()
             self.link.start()
         except OSError as error:
             raise LostError(f"{self.link.name} cannot be run: {error.strerror}") from None
@@ -102,7 +81,7 @@ class AgentConnection:
         self.heard = math.inf
         self._inbox.clear()
         self._stderr_tail.clear()
-        self.link = self._make_link()
+        self.link = self.starter.link(self.host, _lock)
 
     @property
     def started(self) -> bool:
@@ -206,7 +185,7 @@ class AgentConnection:
             return f"the agent on this host {describe(128 - code if is_signal else code)}"
         lines = [line.strip() for line in self._stderr_tail.decode(errors="replace").splitlines()]
         said = [line for line in lines if line]
-        how = f"{'ssh' if self.step is None else 'srun'} {describe(code)}"
+        how = f"{self.starter.name} {describe(code)}"
         if self.greeted and is_signal:
             return f"the connection was lost: the agent {describe(128 - code)}"
         if self.greeted:

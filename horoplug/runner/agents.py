@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from . import agent, spawn_tree
-from .agent_connection import AgentConnection, LostError
+from .agent_connection import AgentConnection
 from .hosts import Placement
 from .links import PipeLink
-from .remote import Ssh
-from .slurm_step import SlurmStep
+from .starters import AgentStarter, LocalStarter
 
 CONNECTING = 32  # hosts that ssh connects to at the same time
 
@@ -29,43 +28,40 @@ class Agents:
         self.quiet_seconds = quiet_seconds
         self.all: list[AgentConnection] = []
         self.open: set[AgentConnection] = set()
-        self.may_grow = False
-        """Whether agents of other hosts may be added to :attr:`all` later."""
         self._ping_seconds = ping_seconds
-        self._step: SlurmStep | None = None
 
-    def start(
-        self,
-        hosts: Sequence[Placement],
-        ssh: Ssh,
-        connect_seconds: float,
-        step: SlurmStep | None = None,
-    ) -> None:
+    def start(self, hosts: Sequence[Placement], starter: AgentStarter | None) -> None:
         """Start an agent on each host, some of them by the agents of other hosts (spawn_tree.py). At most
         :data:`CONNECTING` connections are made from this host at once; :meth:`start_more` starts the other agents.
-        ``step``: starts the agents of other hosts instead of ssh. Errors: LostError; agents that were started stay in
-        :attr:`open`."""
+        ``starter``: starts those of other hosts, None: there are none. Errors: LostError; agents that were started stay
+        in :attr:`open`."""
         remote = [host for host in hosts if not host.is_local]
         found: dict[Placement, AgentConnection] = {}
-        tree = [None] * len(remote) if step is not None else spawn_tree.parents(len(remote))
-        for number, parent in enumerate(tree):
-            above = None if parent is None else found[remote[parent]]
-            host = remote[number]
-            found[host] = AgentConnection(host, ssh, connect_seconds, number, above, step)
-        self.all = [found.get(host) or AgentConnection(host, ssh, 0.0) for host in hosts]
-        self._step = step
-        if step is not None:
-            try:
-                step.start()
-            except OSError as error:
-                raise LostError(f"srun cannot be run: {error.strerror}") from None
+        if starter is not None:
+            is_tree = starter.is_limited
+            tree = spawn_tree.parents(len(remote)) if is_tree else [None] * len(remote)
+            for number, parent in enumerate(tree):
+                above = None if parent is None else found[remote[parent]]
+                host = remote[number]
+                found[host] = AgentConnection(host, starter, number, above)
+        self.all = [found.get(host) or AgentConnection(host, LocalStarter()) for host in hosts]
         self.start_more()
+
+    def add(self, host: Placement, starter: AgentStarter | None) -> AgentConnection:
+        """Add the agent of a further host, which is started when it is :meth:`due`. ``starter``: None for this host."""
+        connection = AgentConnection(host, starter or LocalStarter())
+        self.all.append(connection)
+        return connection
 
     def start_more(self) -> None:
         """Start agents that wait until earlier ones have connected. Errors: LostError."""
         for connection in self.due():
-            connection.start()
-            self.open.add(connection)
+            self.start_one(connection)
+
+    def start_one(self, connection: AgentConnection) -> None:
+        """Start an agent that is :meth:`due`. Errors: LostError."""
+        connection.start()
+        self.open.add(connection)
 
     def due(self) -> list[AgentConnection]:
         """The agents to start now. The number of connections in progress is limited because every ssh takes CPU time on
@@ -80,7 +76,7 @@ class Agents:
             if connection.parent is not None:
                 if not connection.parent.greeted:
                     continue
-            elif not connection.host.is_local and self._step is None:
+            elif connection.starter.is_limited:
                 if connecting >= CONNECTING:
                     continue
                 connecting += 1
@@ -125,14 +121,12 @@ class Agents:
                             connection.ping()
 
         thread = threading.Thread(target=ping, daemon=True)
-        if self.may_grow or any(not connection.host.is_local for connection in self.all):
-            thread.start()
+        thread.start()
         try:
             yield
         finally:
             over.set()
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
@@ -205,6 +199,13 @@ class Agents:
         connection.end(0.0)
         return dropped
 
+    def give_up(self, connection: AgentConnection) -> None:
+        """Forget an agent, and end what has started it in a thread: a scheduler may wait for a host that does not
+        answer. It starts no other agent."""
+        self.drop(connection)
+        self.all.remove(connection)
+        threading.Thread(target=connection.starter.end, args=(0.0,), daemon=True).start()
+
     def finished(self, connection: AgentConnection) -> None:
         """Record that an agent has ended all its processes, and its connections to other agents."""
         self.open.difference_update([connection, *connection.beyond])
@@ -217,8 +218,9 @@ class Agents:
         for connection in self.all:
             if connection.parent is None:
                 connection.end(seconds)
-        if self._step is not None:
-            self._step.end(seconds)
+        until = time.monotonic() + seconds
+        for starter in {connection.starter for connection in self.all}:
+            starter.end(max(until - time.monotonic(), 0.0))
 
 
 def _empty(wakeup: int) -> None:

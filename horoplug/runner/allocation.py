@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 from horoplug.rendezvous.bootstrap import slurm, slurm_task
 
 from .hosts import Host, add_up
+from .srun import Srun
+from .step_command import StepCommand
 
 Environment = Mapping[str, str]
 
@@ -22,6 +24,10 @@ class Scheduler(NamedTuple):
     variable: str
     hosts: Callable[[Environment, str], list[Host]]
     """Parses the environment and the variable's value. Errors: ValueError, OSError."""
+    step: type[StepCommand] | None = None
+    """Starts agents on the hosts; None: ssh does."""
+    why_over: Callable[[Environment], str] | None = None
+    """Why the job has ended whose variables these are; empty if it has not."""
 
 
 def _of_sagemaker(env: Environment, value: str) -> list[Host]:
@@ -73,7 +79,7 @@ SCHEDULERS: Final = (
     Scheduler(_KUBEFLOW, "OMPI_MCA_orte_default_hostfile", _of_file),
     Scheduler(_KUBEFLOW, "I_MPI_HYDRA_HOST_FILE", _of_file),
     Scheduler(_KUBEFLOW, "HYDRA_HOST_FILE", _of_file),
-    Scheduler("Slurm", "SLURM_JOB_NODELIST", _of_slurm),
+    Scheduler("Slurm", "SLURM_JOB_NODELIST", _of_slurm, Srun, slurm_task.why_over),
     # LSF leaves the variable out if it would be too long; the file is complete.
     Scheduler("LSF", "LSB_DJOB_HOSTFILE", _of_file),
     Scheduler("LSF", "LSB_MCPU_HOSTS", _of_words),
@@ -90,15 +96,10 @@ def allocation(env: Environment) -> list[Host] | None:
     return None if found is None else _hosts(found, env)
 
 
-def is_of_slurm(env: Environment) -> bool:
-    """Whether the hosts of :func:`allocation` are those of a Slurm job."""
-    found = scheduler(env)
-    return found is not None and found.name == "Slurm"
-
-
 def why_over(env: Environment) -> str:
     """Why the scheduler's job with the hosts of :func:`allocation` has ended; empty if it has not."""
-    return slurm_task.why_over(env) if is_of_slurm(env) else ""
+    found = scheduler(env)
+    return "" if found is None or found.why_over is None else found.why_over(env)
 
 
 def lsf_hosts(env: Environment) -> list[Host]:

@@ -7,16 +7,18 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import config_file, srun
+from . import config_file
+from .allocation import Scheduler
 from .checks import UsageError
 from .flags import FLAGS, Flag, all_flags
 from .remote import Ssh
-from .srun import Srun
+from .step_command import StepCommand
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,8 +39,8 @@ class Options:
     """Environment variables for the ranks, without prefix."""
     num_proc: int | None = None
     hosts: str | None = None
-    hosts_of_slurm: bool = False
-    """Whether the hosts are those of the Slurm job in which this process runs."""
+    scheduler: Scheduler | None = None
+    """The scheduler in whose job this process runs, if the hosts are those of the job."""
     hostfile: str | None = None
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
@@ -83,13 +85,15 @@ class Options:
         return Ssh(program, self.ssh_port, self.ssh_identity_file, python, self.ssh_strict)
 
     @property
-    def srun(self) -> Srun | None:
-        """How to start agents on the nodes of a Slurm job; None if the hosts are others, the options or HOROPLUG_SSH
-        ask for ssh, or there is no srun."""
+    def step(self) -> StepCommand | None:
+        """How to start agents on the nodes of the scheduler's job; None if the hosts are others, the options or
+        HOROPLUG_SSH ask for ssh, or the scheduler has no such program here."""
         asked = (self.ssh, self.ssh_port, self.ssh_identity_file, os.environ.get("HOROPLUG_SSH"))
-        if not self.hosts_of_slurm or self.ssh_strict or any(asked):
+        kind = None if self.scheduler is None else self.scheduler.step
+        if kind is None or self.ssh_strict or any(asked):
             return None
-        return srun.find(os.environ, self.remote.python)
+        program = shutil.which(kind.program_name)
+        return None if program is None else kind(program, self.remote.python)
 
     @property
     def interfaces(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,16 +11,18 @@ from horoplug.base import config
 from .arguments import Options
 from .checks import UsageError, check_command
 from .elastic.discovery import DiscoveryError, HostDiscoveryScript, MergedHosts
+from .elastic.limits import make_limits
 from .elastic.roster import Limits
 from .elastic.stragglers import Pacing
-from .elastic_job import ElasticJob
+from .elastic_policy import ElasticPolicy
 from .environment import common_environment
 from .finish import COMMAND_LINE, Terms
 from .hosts import Host, Machines, Placement, assign_ranks
-from .job_options import common_arguments, wrong_settings
+from .job import Job
+from .job_options import common_fields, wrong_settings
+from .job_spec import JobSpec
 
 _UNLIMITED = 1 << 20
-_REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
 
 
 def make_elastic_job(
@@ -28,9 +31,9 @@ def make_elastic_job(
     began: float,
     serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     terms: Terms = COMMAND_LINE,
-) -> ElasticJob:
+) -> Job:
     """The elastic job that the options describe. ``hosts``: those that the options name, None: none. The other
-    arguments are those of :class:`horoplug.runner.job.Job`. Errors: UsageError."""
+    arguments are fields of :class:`.job_spec.JobSpec`. Errors: UsageError."""
     limits = _limits(options)
     discovery = None
     if options.host_discovery_script is not None:
@@ -49,15 +52,23 @@ def make_elastic_job(
         ]
     placements = assign_ranks(hosts, sum(host.slots for host in hosts)) if hosts else []
     check_command(options.command, here=any(host.is_local for host in placements))
+    slots = {placement.name: len(placement.ranks) for placement in placements}
     with wrong_settings():
         env = common_environment(os.environ, options.settings)
-        return ElasticJob(
-            options.command,
-            limits,
+        spec = JobSpec(
+            size=min(limits.maximum, max(sum(slots.values()), 1)),
             hosts=[Placement(p.name, p.is_local, (), p.addresses) for p in placements],
-            slots={placement.name: len(placement.ranks) for placement in placements},
+            hosts_may_come=limits.hosts_may_come,
+            began=began,
+            serve=serve,
+            terms=terms,
+            **common_fields(options),
+        )
+        policy = functools.partial(
+            ElasticPolicy,
+            limits=limits,
+            slots=slots,
             discovery=discovery,
-            srun=options.srun,
             cooldown_range=_cooldown(options),
             pacing=Pacing(
                 factor=config.value("SLOW_FACTOR", env),
@@ -66,11 +77,8 @@ def make_elastic_job(
             ),
             notice_signal=config.value("NOTICE_SIGNAL", env),
             requeues=config.value("REQUEUE", env),
-            began=began,
-            serve=serve,
-            terms=terms,
-            **common_arguments(options),
         )
+        return Job(spec, policy)
 
 
 def _limits(options: Options) -> Limits:
@@ -86,14 +94,12 @@ def _limits(options: Options) -> Limits:
             raise UsageError(f"{low_name} {low} is more than {high_name} {high}")
     with wrong_settings():
         env = common_environment(os.environ, options.settings)
-        return Limits(
+        return make_limits(
             minimum,
             maximum,
-            wait=config.value("ELASTIC_TIMEOUT", env),
             resets=options.reset_limit,
-            gather=config.value("GLOO_TIMEOUT_SECONDS", env) + _REACTION_SECONDS,
-            start=config.value("START_TIMEOUT", env),
             hosts_may_come=options.host_discovery_script is not None,
+            environment=env,
         )
 
 

@@ -97,8 +97,8 @@ class Exchange:
     def __init__(
         self, secret: bytes, address: str, function: int, files: Files, port: int = 0
     ) -> None:
-        """``function``: descriptor of the file with the pickled function; ``files``: for the results, by number; ``port``:
-        0 takes a free one. Errors: OSError if the address cannot be bound."""
+        """``function``: descriptor of the file with the pickled function; ``files``: for the results, by number;
+        ``port``: 0 takes a free one. Errors: OSError if the address cannot be bound."""
         self._function = function
         self._files = files
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from horoplug.base.thread_share import RANKS
 
@@ -19,62 +19,36 @@ from .environment import (
 )
 from .forwarding import forwarded, not_forwarded
 from .hosts import Placement, local_and_cross_ranks
-from .standard_input import NO_INPUT, Input
+from .job_spec import JobSpec
 
 
 class JobDescription:
     """Describes one job to the agents of its hosts."""
 
-    def __init__(
-        self,
-        command: list[str],
-        size: int,
-        settings: Mapping[str, str],
-        *,
-        hosts: Sequence[Placement],
-        python: str,
-        silence: float,
-        grace: float,
-        compat: bool = False,
-        variables: Mapping[str, str] | None = None,
-        forward: Sequence[str] = (),
-        serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
-        is_local: bool | None = None,
-        given: Input = NO_INPUT,
-    ) -> None:
-        """``python``: the Python of other hosts; ``silence``: seconds without a frame after which agents of other hosts
-        count the launcher as gone; ``grace``: seconds between SIGTERM and SIGKILL; ``is_local``: whether all ranks are
-        on this host, by default found from ``hosts``. The other arguments are those of
-        :class:`horoplug.runner.job.Job`."""
-        self.is_local = all(host.is_local for host in hosts) if is_local is None else is_local
-        self._command = command
+    def __init__(self, spec: JobSpec, silence: float, grace: float) -> None:
+        """``silence``: seconds without a frame after which agents of other hosts count the launcher as gone; ``grace``:
+        seconds between SIGTERM and SIGKILL."""
+        self._spec = spec
         self._folder = os.getcwd()  # which may be removed before the last process starts
-        self._size = size
-        self._settings = settings
-        self._numbers = local_and_cross_ranks(hosts)
-        self._python = python
+        self._numbers = local_and_cross_ranks(spec.hosts)
         self._silence = silence
         self._grace = grace
-        self._compat = compat
-        self._variables = dict(variables or {})
-        self._forward = forward
-        self._serve = serve
-        self._given = given
+        self._variables = dict(spec.variables)
 
     def check(self, connection: AgentConnection) -> bytes:
         """The payload for an agent that starts the probe of its host."""
-        python = sys.executable if connection.host.is_local else self._python
+        python = sys.executable if connection.host.is_local else self._spec.ssh.python
         command = [python, "-m", "horoplug.runner.probe"]
         return self._describe(connection, command, self._common(connection), None)
 
     def not_forwarded(self) -> list[str]:
         """The names of the launcher's variables that other hosts do not get."""
-        return not_forwarded(os.environ, self._forward)
+        return not_forwarded(os.environ, self._spec.forward)
 
     def serve(self, address: str, secret: bytes) -> None:
         """Start the caller's server, if there is one, and add the variables that it returns to those of the ranks."""
-        if self._serve is not None:
-            self._variables |= self._serve(address, secret)
+        if self._spec.serve is not None:
+            self._variables |= self._spec.serve(address, secret)
 
     def ranks(
         self,
@@ -88,7 +62,7 @@ class JobDescription:
         ``server``: address and port of the rendezvous; ``interface``: the network interface on which the ranks
         listen, None: any."""
         host = connection.host
-        env = self._job_environment(connection, server, secret, interface, self._size)
+        env = self._job_environment(connection, server, secret, interface, self._spec.size)
         ranks = {rank: rank_environment(rank, self._numbers[rank]) for rank in host.ranks}
         return self._describe(connection, self._command_on(host), env, ranks)
 
@@ -124,20 +98,21 @@ class JobDescription:
             size=size,
             server=server,
             secret=secret,
-            host=None if self.is_local else connection.host.name,
+            host=None if self._spec.is_local else connection.host.name,
             interface=interface,
         )
         return env | self._variables
 
     def _command_on(self, host: Placement) -> list[str]:
-        if self._serve is not None and self._command[0] == sys.executable and not host.is_local:
-            return [self._python, *self._command[1:]]  # run the function with that host's Python
-        return self._command
+        command = [*self._spec.command]
+        if self._spec.serve is not None and command[0] == sys.executable and not host.is_local:
+            command[0] = self._spec.ssh.python  # run the function with that host's Python
+        return command
 
     def _common(self, connection: AgentConnection) -> dict[str, str]:
         local = connection.host.is_local
-        outer = os.environ if local else forwarded(os.environ, self._forward)
-        return common_environment(outer, self._settings, compat=self._compat)
+        outer = os.environ if local else forwarded(os.environ, self._spec.forward)
+        return common_environment(outer, self._spec.settings, compat=self._spec.compat)
 
     def _describe(
         self,
@@ -162,5 +137,5 @@ class JobDescription:
             silence=self._silence if remote else None,
             grace=self._grace,
             keep=keep,
-            given=self._given,
+            given=self._spec.given,
         )

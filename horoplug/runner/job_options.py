@@ -11,12 +11,14 @@ from .checks import UsageError
 from .standard_input import find_input
 
 
-def common_arguments(options: Options) -> dict[str, Any]:
-    """The arguments of :class:`horoplug.runner.job.Job` that do not depend on the kind of job. If the ranks' program is
+def common_fields(options: Options) -> dict[str, Any]:
+    """The fields of a :class:`.job_spec.JobSpec` that do not depend on the kind of job. If the ranks' program is
     on standard input, it is read. Errors: UsageError."""
     return {
         "settings": options.settings,
+        "command": options.command,
         "ssh": options.remote,
+        "step": options.step,
         "forward": options.forward,
         "interfaces": options.interfaces,
         "compat": options.compat,

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .allocation import allocation, is_of_slurm, lsf_hosts, why_over
+from .allocation import allocation, lsf_hosts, scheduler, why_over
 from .arguments import Options, parse
 from .checks import UsageError, check_command, check_folder, reads_program
 from .finish import COMMAND_LINE, Terms
 from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
-from .job_options import common_arguments, wrong_settings
+from .job_options import common_fields, wrong_settings
 
 if TYPE_CHECKING:
     from .job import Job
@@ -77,9 +77,10 @@ def make_job(
     serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     terms: Terms = COMMAND_LINE,
 ) -> Job:
-    """The job that the options describe; ``serve``, ``terms``: see :class:`horoplug.runner.job.Job`. Errors:
+    """The job that the options describe; ``serve``, ``terms``: see :class:`.job_spec.JobSpec`. Errors:
     UsageError."""
     from .job import Job
+    from .job_spec import JobSpec
 
     began = time.monotonic()
     if options.is_elastic:
@@ -91,14 +92,14 @@ def make_job(
     check_command(options.command, here=any(host.is_local for host in hosts))
     with wrong_settings():
         return Job(
-            options.command,
-            size,
-            hosts=hosts,
-            began=began,
-            srun=options.srun,
-            serve=serve,
-            terms=terms,
-            **common_arguments(options),
+            JobSpec(
+                size=size,
+                hosts=hosts,
+                began=began,
+                serve=serve,
+                terms=terms,
+                **common_fields(options),
+            )
         )
 
 
@@ -138,7 +139,7 @@ def as_scheduled(options: Options) -> Options:
         # In an elastic job, --min-np and --max-np say how many of the slots are used.
         num_proc=options.num_proc or (None if options.is_elastic else slots),
         hosts=listed if options.controller == "gloo" else None,
-        hosts_of_slurm=is_of_slurm(os.environ),
+        scheduler=scheduler(os.environ),
     )
 
 

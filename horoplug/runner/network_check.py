@@ -17,13 +17,14 @@ from horoplug.rendezvous.store.server import StoreServer
 
 from . import agent
 from .agent_connection import AgentConnection
+from .finish import Terms
 from .hosts import Placement
 from .preflight import Message, Preflight, StartError, question
 
 _CONNECT_SECONDS = 5.0  # limit for a probe's connection, unless the start timeout is short
 
 
-def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
+def candidates(hosts: Sequence[Placement], names: Sequence[str], terms: Terms) -> list[str]:
     """Addresses under which other hosts may reach this one, the most likely first.
 
     ``names``: the interfaces to use; empty: all. Errors: StartError if this host runs ranks and has none of the
@@ -34,7 +35,7 @@ def candidates(hosts: Sequence[Placement], names: Sequence[str]) -> list[str]:
             return [interface.address for interface in select_interfaces(names, known)]
         except ValueError as error:
             if any(host.is_local for host in hosts):
-                raise StartError(f"--network-interface: {error}") from None
+                raise StartError(f"{terms.interface}: {error}") from None
     others = [host for host in hosts if not host.is_local]
     routes = {_route(address) for host in others for address in host.addresses}
     found = sorted(known, key=lambda interface: interface.address not in routes)
@@ -61,9 +62,10 @@ class NetworkCheck:
         names: Sequence[str],
         began: float,
         seconds: float,
+        terms: Terms,
     ) -> None:
         """``connections``: to the agents; ``names``: the network interfaces to use, empty: any; ``seconds``: limit of
-        the checks, counted from ``began`` (``time.monotonic()``).
+        the checks, counted from ``began`` (``time.monotonic()``); ``terms``: those of the caller.
 
         Errors: StartError."""
         self._connections = connections
@@ -74,13 +76,14 @@ class NetworkCheck:
         self._inboxes = {connection: bytearray() for connection in connections}
         self._stderr = dict.fromkeys(connections, b"")
         self._servers: list[StoreServer] = []
-        for address in candidates([connection.host for connection in connections], names):
+        for address in candidates([connection.host for connection in connections], names, terms):
             with contextlib.suppress(OSError):  # the address has just vanished, or is not ready yet
                 self._servers.append(StoreServer(secret, address))
         self._preflight = Preflight(
             [connection.host.name for connection in connections],
             [server.address for server in self._servers],
             horoplug.__version__,
+            terms,
         )
 
     def question(self) -> bytes:

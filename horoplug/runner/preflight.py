@@ -11,8 +11,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .finish import COMMAND_LINE, Terms
+
 PATIENCE = 1.0  # seconds to wait for a preferred address once another address works
-_HINT = "let firewalls pass TCP between the hosts, or choose a network with --network-interface"
+_HINT = "let firewalls pass TCP between the hosts, or choose a network with"
 
 
 class StartError(Exception):
@@ -45,13 +47,18 @@ class Preflight:
     when all checks have passed."""
 
     def __init__(
-        self, hosts: Sequence[str], candidates: Sequence[tuple[str, int]], version: str
+        self,
+        hosts: Sequence[str],
+        candidates: Sequence[tuple[str, int]],
+        version: str,
+        terms: Terms = COMMAND_LINE,
     ) -> None:
         """``candidates``: addresses at which the launcher listens, best first; ``version``: of the launcher's
         horoplug."""
         self._hosts = [_Host(name, number) for number, name in enumerate(hosts)]
         self._candidates = list(candidates)
         self._version = version
+        self._hint = f"{_HINT} {terms.interface}"
         self._common_since: float | None = None
         self.server: int | None = None
         """Index of the chosen candidate, which all hosts reach; None while undecided."""
@@ -97,7 +104,7 @@ class Preflight:
             case {"peer": {"number": peer, "reason": reason}}:
                 other = self._hosts[peer]
                 raise StartError(
-                    f"{host.name} does not reach {other.name} at {other.address}: {reason}; {_HINT}"
+                    f"{host.name} does not reach {other.name} at {other.address}: {reason}; {self._hint}"
                 )
             case {"failed": reason}:
                 raise StartError(f"{host.name} {reason}")
@@ -161,12 +168,12 @@ class Preflight:
                 tried = ", ".join(
                     f"{self._candidates[c][0]} ({why})" for c, why in sorted(host.unreached.items())
                 )
-                return f"{host.name} does not reach this host at any of its addresses: {tried}; {_HINT}"
+                return f"{host.name} does not reach this host at any of its addresses: {tried}; {self._hint}"
         ways = "; ".join(
             f"{host.name} reaches it at {', '.join(self._candidates[c][0] for c in sorted(host.reached))}"
             for host in self._hosts
         )
-        return f"no address of this host is reached by all others: {ways}; {_HINT}"
+        return f"no address of this host is reached by all others: {ways}; {self._hint}"
 
 
 def _line(message: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The results of a job by rank, or the error of the process that has failed first: for ``horoplug.run``, Spark and Ray."""
+"""The results of a job by rank, or the error of the process that has failed first: of ``run``, Spark and Ray."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from . import mpirun_launch
 from .arguments import Options, parse
 from .blame import describe
 from .checks import UsageError
-from .elastic_job import ElasticJob
 from .exchange import Exchange, ResultFiles
 from .finish import Terms
 from .hosts import Host, assign_ranks
@@ -112,13 +111,10 @@ def _run(options: Options, function: int, results: ResultFiles) -> _Ended:
     finally:
         if exchange is not None:
             exchange.close()
-    if not isinstance(job, ElasticJob):
-        processes: Sequence[int] = range(options.num_proc or 1)
-        return _Ended(exchange, code, job.verdict, processes, job.failed)
     processes = job.members
     if not processes and exchange is not None:  # the function does not call init()
         processes = sorted(exchange.returned)
-    return _Ended(exchange, code, job.verdict, processes, job.failed, is_elastic=True)
+    return _Ended(exchange, code, job.verdict, processes, job.failed, options.is_elastic)
 
 
 def _run_with_mpi(options: Options, function: int, results: ResultFiles) -> _Ended:
@@ -160,7 +156,7 @@ def _address(options: Options, hosts: Sequence[Host]) -> str:
     if all(host.is_local for host in placements) and not mpirun_launch.is_allocated(os.environ):
         return loopback()
     try:
-        return candidates(placements, options.interfaces)[0]
+        return candidates(placements, options.interfaces, _TERMS)[0]
     except StartError as error:
         raise UsageError(str(error)) from None
 

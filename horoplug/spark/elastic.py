@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from horoplug.runner.blame import describe
+from horoplug.runner.elastic.limits import make_limits
 from horoplug.runner.elastic.roster import Start
-from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
+from horoplug.runner.elastic_worker_job import ElasticWorkerJob
 from horoplug.runner.finish import Finish, Terms
 from horoplug.runner.results import RankError
 

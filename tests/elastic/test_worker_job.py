@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
+from horoplug.runner.elastic.limits import make_limits
+from horoplug.runner.elastic_worker_job import ElasticWorkerJob
 from horoplug.runner.finish import Finish, Terms
 from tests.harness.limits import scaled
 from tests.harness.support import environment

@@ -20,6 +20,7 @@ from horoplug.runner.agent_source import agent_source
 from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
 from horoplug.runner.hosts import Placement
 from horoplug.runner.remote import Ssh
+from horoplug.runner.starters import SshStarter
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 from tests.harness.support import until
@@ -608,7 +609,9 @@ def test_agent_without_a_launcher_ends():
 def test_invalid_agent_messages_are_refused(tmp_path, said, why):
     (tmp_path / "said").write_bytes(said)
     ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
-    connection = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
+    connection = AgentConnection(
+        Placement("elsewhere", is_local=False, ranks=(0, 1)), SshStarter(ssh, 5.0)
+    )
     connection.start()
 
     def listen():

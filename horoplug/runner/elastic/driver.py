@@ -2,7 +2,7 @@
 
 The decisions are in roster.py. The processes ask through the rendezvous's store to take part
 (horoplug/rendezvous/elastic/messages.py). What starts and ends them is behind :class:`Workers`: agents on hosts
-(horoplug/runner/elastic_job.py), actors of Ray or tasks of Spark (horoplug/runner/elastic_worker_job.py)."""
+(horoplug/runner/elastic_policy.py), actors of Ray or tasks of Spark (horoplug/runner/elastic_worker_job.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Starts the agents of a Slurm job's other nodes by one ``srun``, as a step with one task for each node.
+"""Starts the agents of the other nodes of a scheduler's job as a step, such as by ``srun``, with a task for each node.
 
-srun's standard input, which all tasks get, carries the job's secret and the addresses of the launcher. Each task
-(slurm_agent.py) connects to the launcher, and both prove that they know the secret. The bytes of the agent's pipes
+Its standard input, which all tasks get, carries the job's secret and the addresses of the launcher. Each task
+(step_task.py) connects to the launcher, and both prove that they know the secret. The bytes of the agent's pipes
 follow as authenticated messages, which are encrypted if OpenSSL's libcrypto is there."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -26,10 +25,13 @@ from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.network.messages import MessageStream
 
-from . import slurm_agent
+from . import step_task
 from .blame import describe
+from .finish import Terms
+from .hosts import Placement
 from .links import PipeLink
-from .srun import Srun, environment
+from .starters import AgentStarter, source
+from .step_command import StepCommand
 
 _LAST_MESSAGES_SECONDS = 1.0  # for the messages of tasks to arrive after srun has failed
 _LAST_LINE_SECONDS = 0.3
@@ -37,10 +39,8 @@ _STEP_END_SECONDS = 3.0  # for srun to end after Slurm has ended its tasks, on a
 _SIGNAL_SECONDS = 5.0  # limit for srun to end after SIGTERM
 _MAX_STDERR = 1 << 13  # last bytes of srun's stderr that are kept
 
-# A line of srun about the end of tasks, with their nodes.
-_TASKS_ENDED = re.compile(r"srun: error: (\S+): tasks? .*\bcode\b")
-
-# Runs srun so that it ends with the launcher, even before the tasks run. Arguments: the launcher's pid, the command.
+# Runs the scheduler's program so that it ends with the launcher, even before the tasks run. Arguments: the launcher's
+# pid, the command.
 _STARTER = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "  # PR_SET_PDEATHSIG, SIGTERM
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
@@ -59,11 +59,10 @@ def can_encrypt() -> bool:
 class NodeLink(PipeLink):
     """The connection to the agent of one node, which its task makes. Until then, bytes for the agent wait."""
 
-    name = "srun"
-
-    def __init__(self, source: bytes, lock: threading.RLock, step: SlurmStep) -> None:
+    def __init__(self, source: bytes, lock: threading.RLock, step: Step) -> None:
         """``source`` and ``lock`` are those of :class:`.links.PipeLink`."""
         super().__init__(source, lock)
+        self.name = step.name
         near, self._far = socket.socketpair()
         near.setblocking(False)
         self._in = os.fdopen(os.dup(near.fileno()), "wb", 0)
@@ -101,9 +100,9 @@ class NodeLink(PipeLink):
             return
         try:
             while True:
-                message = stream.receive(slurm_agent.MAX_MESSAGE)
-                if message[:1] == slurm_agent.ENDED:
-                    self._code = slurm_agent.CODE.unpack(message[1:])[0]
+                message = stream.receive(step_task.MAX_MESSAGE)
+                if message[:1] == step_task.ENDED:
+                    self._code = step_task.CODE.unpack(message[1:])[0]
                     break
                 self._far.sendall(message[1:])
         except ProtocolError as error:  # among them messages that were changed
@@ -115,8 +114,8 @@ class NodeLink(PipeLink):
 
     def _send_all(self, stream: MessageStream) -> None:
         with contextlib.suppress(OSError):
-            while data := self._far.recv(slurm_agent.CHUNK):
-                stream.send(slurm_agent.DATA, data)
+            while data := self._far.recv(step_task.CHUNK):
+                stream.send(step_task.DATA, data)
             stream.sock.shutdown(socket.SHUT_WR)  # the agent ends all processes
 
     def fail(self, why: str) -> None:
@@ -144,15 +143,21 @@ class NodeLink(PipeLink):
         return self._code
 
 
-class SlurmStep:
-    """The step of Slurm that runs the agents, and the listener that their tasks connect to."""
+class Step(AgentStarter):
+    """The step that runs the agents, and the listener that their tasks connect to."""
 
-    def __init__(self, srun: Srun, secret: bytes, addresses: Sequence[str]) -> None:
+    ends_as_one = True
+
+    def __init__(
+        self, command: StepCommand, secret: bytes, addresses: Sequence[str], terms: Terms
+    ) -> None:
         """``addresses``: of this host, at one of which each node reaches it."""
-        self._srun = srun
+        self.name = command.name
+        self._command = command
+        self._terms = terms
         self._secret = secret
         self._encrypts = can_encrypt()
-        self._links: dict[str, NodeLink] = {}  # by Slurm's name of the node
+        self._links: dict[str, NodeLink] = {}  # by the scheduler's name of the node
         self._sockets: list[socket.socket] = []
         for address in addresses:
             with contextlib.suppress(OSError):  # the address has just vanished
@@ -164,31 +169,35 @@ class SlurmStep:
         self._stderr = bytearray()  # its end
         self._is_over = threading.Event()  # srun has ended
 
-    def link(self, node: str, source: bytes, lock: threading.RLock) -> NodeLink:
-        """Add a node, by Slurm's name, to the step. The other arguments are those of :class:`.links.PipeLink`."""
-        link = self._links[node] = NodeLink(source, lock, self)
+    def link(self, host: Placement, lock: threading.RLock) -> NodeLink:
+        """Add a node, by the scheduler's name, to the step."""
+        link = self._links[host.name] = NodeLink(source(), lock, self)
         return link
 
     def start(self) -> None:
-        """Run srun on all nodes that were added. Errors: OSError."""
+        """Run the scheduler's program on all nodes that were added, unless it runs already."""
+        if self._process is not None:
+            return
         self._listener = Listener(
-            *(self._sockets, self._secret, slurm_agent.CONTEXT),
+            *(self._sockets, self._secret, step_task.CONTEXT),
             Encryption.ON if self._encrypts else Encryption.OFF,
             *(len(self._links), self._serve),
         )
         starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid())]
         self._process = subprocess.Popen(
-            starter + self._srun.command(list(self._links), slurm_agent.__name__),
+            starter + self._command.command(list(self._links), step_task.__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=environment(),
+            env=self._command.environment(),
             start_new_session=True,  # the launcher handles the terminal's Ctrl-C
         )
         told = {
             "secret": self._secret.hex(),
             "addresses": [sock.getsockname()[:2] for sock in self._sockets],
             "encrypt": self._encrypts,
+            "node_variable": self._command.node_variable,
+            "by_ssh": self._terms.ssh,
         }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
@@ -199,7 +208,7 @@ class SlurmStep:
     # ---- threads -----------------------------------------------------------------------------------------------------
 
     def _serve(self, stream: MessageStream) -> None:
-        link = self._links.get(stream.receive(slurm_agent.MAX_MESSAGE).decode(errors="replace"))
+        link = self._links.get(stream.receive(step_task.MAX_MESSAGE).decode(errors="replace"))
         if link is not None and not link.attached:
             link.serve(stream)
 
@@ -211,10 +220,10 @@ class SlurmStep:
         self._reader.join(_LAST_MESSAGES_SECONDS)
         for link in self._links.values():
             if not link.attached:
-                link.fail(why_ended(self._said(), code))
+                link.fail(why_ended(self._said(), code, self.name, self._terms))
             elif code != 0:
                 link.over.wait(_LAST_MESSAGES_SECONDS)
-                link.fail(self._cancelled() or f"srun {describe(code)}")
+                link.fail(self._cancelled() or f"{self.name} {describe(code)}")
 
     def _read_stderr(self) -> None:
         assert self._process is not None
@@ -225,7 +234,7 @@ class SlurmStep:
             del self._stderr[:-_MAX_STDERR]
             # srun itself lasts until the end of all other tasks.
             for line in set(self._said()) - reported:
-                if found := _TASKS_ENDED.match(line):
+                if found := self._command.task_ended.match(line):
                     reported.add(line)
                     # A moment later, because the task's own last line may follow.
                     timer = threading.Timer(_LAST_LINE_SECONDS, self._fail_nodes, [found[1]])
@@ -238,7 +247,7 @@ class SlurmStep:
             for node in slurm.hosts(nodes):
                 link = self._links.get(node)
                 if link is not None and not link.attached:
-                    link.fail(why_ended(self._said(), 1))
+                    link.fail(why_ended(self._said(), 1, self.name, self._terms))
 
     def _said(self) -> list[str]:
         return self._stderr.decode(errors="replace").splitlines()
@@ -250,12 +259,12 @@ class SlurmStep:
         if cancelled := self._cancelled():
             return cancelled  # Slurm may also have killed srun
         if (self._process.returncode or 0) < 0:
-            return f"srun {describe(self._process.returncode)}"
-        return "srun's task there has ended"
+            return f"{self.name} {describe(self._process.returncode)}"
+        return f"{self.name}'s task there has ended"
 
     def _cancelled(self) -> str:
         """The last line that says that Slurm has cancelled the step; empty if none does."""
-        cancelled = [line.strip() for line in self._said() if "CANCELLED" in line]
+        cancelled = [line.strip() for line in self._said() if self._command.cancelled in line]
         return cancelled[-1] if cancelled else ""
 
     # ---- the end -----------------------------------------------------------------------------------------------------
@@ -279,16 +288,16 @@ class SlurmStep:
         self._watcher.join(_SIGNAL_SECONDS)
 
 
-def why_ended(said: Sequence[str], code: int) -> str:
-    """Why a task has not connected, from what srun and the tasks have printed: the last line of a task, else of srun.
+def why_ended(said: Sequence[str], code: int, program: str, terms: Terms) -> str:
+    """Why a task has not connected, from what the scheduler's program and the tasks have printed: the last line of a
+    task, else of the program.
 
-    ``code``: srun's return code."""
+    ``code``: the program's return code."""
     lines = [line.strip() for line in said if line.strip()]
-    of_tasks = [line for line in lines if not line.startswith("srun:")]
+    of_tasks = [line for line in lines if not line.startswith(f"{program}:")]
     if any("No module named" in line and "horoplug" in line for line in of_tasks):
         return f"horoplug is not installed for the Python there, or is older ({of_tasks[-1]})"
     if of_tasks:
         return of_tasks[-1]
-    return (
-        f"{lines[-1] if lines else f'srun {describe(code)}'} (--ssh ssh starts the agents by ssh)"
-    )
+    last = lines[-1] if lines else f"{program} {describe(code)}"
+    return f"{last} ({terms.ssh} starts the agents by ssh)"

@@ -1,4 +1,4 @@
-"""The task of Slurm's ``srun`` that runs the agent of one node for the launcher (slurm_step.py).
+"""The task of a scheduler's step, such as Slurm's ``srun``, that runs the agent of one node for the launcher (step.py).
 
 It reads a line of JSON from its standard input: the job's secret, and the addresses of the launcher. It connects to the
 launcher, sends the name of its node, and exchanges messages: a kind, and the bytes of the agent's pipes or, at the end,
@@ -109,11 +109,11 @@ def main() -> int:
         except ValueError:
             sys.exit(
                 "OpenSSL's libcrypto, by which horovodrun encrypts its connection to this node, cannot be used here: "
-                "install it, or start the agents by ssh (--ssh ssh)"
+                f"install it, or start the agents by ssh ({told['by_ssh']})"
             )
     addresses = [(str(address), int(port)) for address, port in told["addresses"]]
     stream = connect(addresses, bytes.fromhex(told["secret"]), encrypt)
-    stream.send(os.environ.get("SLURMD_NODENAME", socket.gethostname()).encode())
+    stream.send(os.environ.get(told["node_variable"], socket.gethostname()).encode())
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-u", "-c", BOOTSTRAP]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as agent:
