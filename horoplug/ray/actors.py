@@ -21,8 +21,8 @@ from horoplug.ray.ends import end_actors
 from horoplug.ray.worker import BaseHorovodWorker, Outcome
 from horoplug.runner.elastic.roster import STARTS_PER_HOST, Start
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
-from horoplug.runner.finish import Finish, Why, count
-from horoplug.runner.results import Failure
+from horoplug.runner.ending.finish import Finish, Why, count
+from horoplug.runner.ending.results import Failure
 
 _log = logging.getLogger("horoplug")
 

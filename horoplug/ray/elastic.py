@@ -18,10 +18,11 @@ from horoplug.ray.discovery import RayHostDiscovery as RayHostDiscovery
 from horoplug.ray.discovery import TestDiscovery as TestDiscovery
 from horoplug.ray.elastic_thread import run_job
 from horoplug.runner.elastic.discovery import HostDiscovery, MergedHosts
-from horoplug.runner.elastic.limits import make_limits
+from horoplug.runner.elastic.roster import make_limits
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
-from horoplug.runner.finish import Finish, Terms
-from horoplug.runner.results import RankError
+from horoplug.runner.ending.finish import Finish
+from horoplug.runner.ending.results import RankError
+from horoplug.runner.terms import Terms
 
 _UNLIMITED = 1 << 20
 _OF_RAY_EXECUTOR = Terms(minimum="min_workers")

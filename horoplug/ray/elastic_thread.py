@@ -6,7 +6,7 @@ import threading
 
 from horoplug.ray.calls import Reports
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
-from horoplug.runner.finish import Finish
+from horoplug.runner.ending.finish import Finish
 
 _STOP_SECONDS = 30.0
 

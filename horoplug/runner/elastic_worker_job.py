@@ -18,8 +18,8 @@ from .elastic.discovery import HostDiscovery
 from .elastic.driver import ElasticDriver, Workers
 from .elastic.roster import Limits, Start
 from .elastic.stragglers import Pacing
+from .ending.finish import Finish, Why
 from .environment import common_environment, elastic_environment, job_environment
-from .finish import Finish, Why
 
 _STOPPED = Finish(1, Why.STOPPED)
 

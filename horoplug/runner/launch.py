@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .allocation import allocation, lsf_hosts, scheduler, why_over
-from .arguments import Options, parse
 from .checks import UsageError, check_command, check_folder, reads_program
-from .finish import COMMAND_LINE, Terms
-from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
-from .job_options import common_fields, wrong_settings
+from .command.arguments import Options, parse
+from .command.job_options import common_fields, wrong_settings
+from .hosts.hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
+from .start.allocation import allocation, lsf_hosts, scheduler, why_over
+from .terms import COMMAND_LINE, Terms
 
 if TYPE_CHECKING:
-    from .job import Job
+    from .job.job import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,10 +35,7 @@ def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     check_folder()
     if options.version or options.check_build:
-        from . import (  # imported here since they search the installed packages
-            check_build,
-            diagnostics,
-        )
+        from .diagnosis import check_build, diagnostics
 
         # -v is Horovod's flag for the version; together with --check-build it means verbose.
         in_full = options.version or options.verbose
@@ -56,7 +53,7 @@ def _run(arguments: Sequence[str]) -> int:
             "give --min-np, --max-np and --host-discovery-script without it"
         )
     if options.controller != "gloo":
-        from .mpirun_launch import launch
+        from .mpi.mpirun_launch import launch
 
         check_command(options.command)
         if program := reads_program(options.command):
@@ -77,14 +74,14 @@ def make_job(
     serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
     terms: Terms = COMMAND_LINE,
 ) -> Job:
-    """The job that the options describe; ``serve``, ``terms``: see :class:`.job_spec.JobSpec`. Errors:
+    """The job that the options describe; ``serve``, ``terms``: see :class:`horoplug.runner.job.spec.JobSpec`. Errors:
     UsageError."""
-    from .job import Job
-    from .job_spec import JobSpec
+    from .job.job import Job
+    from .job.spec import JobSpec
 
     began = time.monotonic()
     if options.is_elastic:
-        from .elastic_launch import make_elastic_job
+        from .command.elastic_launch import make_elastic_job
 
         return make_elastic_job(options, given_hosts(options), began, serve, terms)
     size = options.num_proc or 1

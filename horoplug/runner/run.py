@@ -23,16 +23,16 @@ from typing import IO, Any, TypeVar
 from horoplug.base.pickling import why_not
 
 from .checks import UsageError, check_folder
+from .ending.results import RankError as RankError
+from .ending.results import Results
 from .forwarding import NAMED, exportable, split
-from .results import RankError as RankError
-from .results import Results
-from .run_task import pack
+from .functions.run_task import pack
 
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 # The program removes the current folder from sys.path: a user's module there could shadow a standard module.
 _LAUNCHER = """import sys
 sys.path[:] = filter(None, sys.path)
-from horoplug.runner.run_launcher import main
+from horoplug.runner.functions.run_launcher import main
 sys.exit(main(sys.argv[1:]))"""
 _Result = TypeVar("_Result")
 _END_SECONDS = 30.0  # limit for the launcher to end after SIGTERM
@@ -162,7 +162,7 @@ def run(
             f"horoplug.run: the function {name}, or an argument, cannot be pickled and sent to the ranks: "
             f"{why_not(func, args, kwargs, error)}; make such objects inside of the function"
         ) from error
-    command = [executable or sys.executable, "-m", "horoplug.runner.run_task"]
+    command = [executable or sys.executable, "-m", "horoplug.runner.functions.run_task"]
     outer = dict(os.environ if env is None else env)
     if changed := exportable({n: v for n, v in outer.items() if os.environ.get(n) != v}):
         outer[NAMED] = ",".join([*changed, *split([outer.get(NAMED, "")])])

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horoplug.base.config import value
-from horoplug.runner.blame import Blame, describe
-from horoplug.runner.results import RankError
+from horoplug.runner.ending.blame import Blame, describe
+from horoplug.runner.ending.results import RankError
 from horoplug.runner.worker_job import WorkerJob
 
 from .output import Output
@@ -55,8 +55,8 @@ class BarrierJob:
         description: str,
         needs_rows: bool = False,
     ) -> None:
-        """``function``: from :func:`horoplug.runner.run_task.pack`; ``description``: for Spark's pages; ``needs_rows``:
-        it is an error if no task has data."""
+        """``function``: from :func:`horoplug.runner.functions.run_task.pack`; ``description``: for Spark's pages;
+        ``needs_rows``: it is an error if no task has data."""
         self._context = context
         self._size = size
         self._function = function

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from horoplug.runner.blame import describe
-from horoplug.runner.elastic.limits import make_limits
-from horoplug.runner.elastic.roster import Start
+from horoplug.runner.elastic.roster import Start, make_limits
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
-from horoplug.runner.finish import Finish, Terms
-from horoplug.runner.results import RankError
+from horoplug.runner.ending.blame import describe
+from horoplug.runner.ending.finish import Finish
+from horoplug.runner.ending.results import RankError
+from horoplug.runner.terms import Terms
 
 from .barrier import Options, next_event, start_timeout_of
 from .output import Output

@@ -20,7 +20,7 @@ from horoplug.runner.elastic import driver as driver_module
 from horoplug.runner.elastic.driver import ElasticDriver
 from horoplug.runner.elastic.roster import Limits
 from horoplug.runner.elastic.stragglers import WINDOWS, Pacing
-from horoplug.runner.finish import Terms
+from horoplug.runner.terms import Terms
 from tests.harness.support import seed
 
 VERSION = horoplug.__version__  # which takes a while

@@ -24,7 +24,8 @@ from horoplug.runner.elastic.roster import (
     Say,
     Start,
 )
-from horoplug.runner.finish import COMMAND_LINE, Finish, Terms, Why
+from horoplug.runner.ending.finish import Finish, Why
+from horoplug.runner.terms import COMMAND_LINE, Terms
 from tests.harness.support import seed
 
 VERSION = "1.0"

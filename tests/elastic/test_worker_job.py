@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from horoplug.runner.elastic.limits import make_limits
+from horoplug.runner.elastic.roster import make_limits
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
-from horoplug.runner.finish import Finish, Terms
+from horoplug.runner.ending.finish import Finish
+from horoplug.runner.terms import Terms
 from tests.harness.limits import scaled
 from tests.harness.support import environment
 

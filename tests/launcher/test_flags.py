@@ -5,10 +5,11 @@ import re
 import pytest
 
 from horoplug.base.variables import IGNORED, VARIABLES
-from horoplug.runner import config_file, launch
-from horoplug.runner.arguments import parse
-from horoplug.runner.flags import all_flags
-from horoplug.runner.mpirun_launch import environment
+from horoplug.runner import launch
+from horoplug.runner.command import config_file
+from horoplug.runner.command.arguments import parse
+from horoplug.runner.command.flags import all_flags
+from horoplug.runner.mpi.mpirun_launch import environment
 from tests.harness import ROOT
 
 # The flags in the documentation of Horovod 0.28.1.

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from horoplug.runner.results import Failure, RankError, Results, failed_first
+from horoplug.runner.ending.results import Failure, RankError, Results, failed_first
 
 SENT = {
     0: "zero",

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from horoplug.runner.finish import COMMAND_LINE
-from horoplug.runner.srun import Srun
-from horoplug.runner.step import why_ended
+from horoplug.runner.start.srun import Srun
+from horoplug.runner.start.step import why_ended
+from horoplug.runner.terms import COMMAND_LINE
 from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
@@ -143,11 +143,11 @@ def test_tasks_end_with_the_launcher(horovodrun):
 
 def test_command_of_srun():
     command = Srun("/usr/bin/srun", "/opt/python").command(
-        ["n1", "n2"], "horoplug.runner.step_task"
+        ["n1", "n2"], "horoplug.runner.start.step_task"
     )
     assert command[0] == "/usr/bin/srun"
     assert {"--overlap", "--nodes=2", "--ntasks=2", "--nodelist=n1,n2"} <= set(command)
-    assert command[-5:] == ["/opt/python", "-X", "utf8", "-m", "horoplug.runner.step_task"]
+    assert command[-5:] == ["/opt/python", "-X", "utf8", "-m", "horoplug.runner.start.step_task"]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_command_of_srun():
         ),
         (["no room", "srun: error: n1: task 0: Exited with exit code 1"], "no room"),
         (
-            ["python: No module named horoplug.runner.step_task", ""],
+            ["python: No module named horoplug.runner.start.step_task", ""],
             "horoplug is not installed for the Python there, or is older "
-            "(python: No module named horoplug.runner.step_task)",
+            "(python: No module named horoplug.runner.start.step_task)",
         ),
     ],
 )

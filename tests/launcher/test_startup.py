@@ -9,17 +9,18 @@ import types
 import pytest
 
 from horoplug import __version__
-from horoplug.runner import agent, agents
-from horoplug.runner.agent_connection import LostError
-from horoplug.runner.agents import Agents
-from horoplug.runner.hosts import Placement
-from horoplug.runner.job_description import JobDescription
-from horoplug.runner.job_spec import JobSpec
-from horoplug.runner.outcome import Outcome
-from horoplug.runner.policy import JobState
-from horoplug.runner.preflight import StartError
-from horoplug.runner.remote import END_OF_SOURCE, Ssh
-from horoplug.runner.static_policy import StaticPolicy, prescribed_interface
+from horoplug.runner.agent import agent
+from horoplug.runner.ending.outcome import Outcome
+from horoplug.runner.hosts.hosts import Placement
+from horoplug.runner.job.description import JobDescription
+from horoplug.runner.job.policy import JobState
+from horoplug.runner.job.spec import JobSpec
+from horoplug.runner.job.static import StaticPolicy, prescribed_interface
+from horoplug.runner.network.preflight import StartError
+from horoplug.runner.start import agents
+from horoplug.runner.start.agents import Agents
+from horoplug.runner.start.connection import LostError
+from horoplug.runner.start.ssh import END_OF_SOURCE, Ssh
 
 REMOTE = [
     Placement("a.invalid", is_local=False, ranks=(0, 1)),

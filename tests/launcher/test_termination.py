@@ -14,13 +14,13 @@ import uuid
 import psutil
 import pytest
 
-from horoplug.runner import agent as agent_module
-from horoplug.runner.agent_connection import MAX_FRAME, AgentConnection, LostError
-from horoplug.runner.agent_source import agent_source
-from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
-from horoplug.runner.hosts import Placement
-from horoplug.runner.remote import Ssh
-from horoplug.runner.starters import SshStarter
+from horoplug.runner.agent import agent as agent_module
+from horoplug.runner.agent.source import agent_source
+from horoplug.runner.ending.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
+from horoplug.runner.hosts.hosts import Placement
+from horoplug.runner.start.connection import MAX_FRAME, AgentConnection, LostError
+from horoplug.runner.start.ssh import Ssh
+from horoplug.runner.start.starters import SshStarter
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 from tests.harness.support import until
@@ -31,7 +31,7 @@ GRACE_PROMISE = 5.0  # seconds that a rank has to clean up between SIGTERM and S
 SPIN = "while True: signal.pause()"  # a rank that never ends by itself
 PATIENT_LAUNCHER = f"""
 import sys
-from horoplug.runner import blame, job, launch
+from horoplug.runner.ending import blame; from horoplug.runner.job import job; from horoplug.runner import launch
 job.GRACE_SECONDS = blame.CAUSE_SECONDS = blame.LAST_WORDS_SECONDS = {NEVER}
 sys.exit(launch.main())
 """

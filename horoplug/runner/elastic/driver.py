@@ -2,7 +2,7 @@
 
 The decisions are in roster.py. The processes ask through the rendezvous's store to take part
 (horoplug/rendezvous/elastic/messages.py). What starts and ends them is behind :class:`Workers`: agents on hosts
-(horoplug/runner/elastic_policy.py), actors of Ray or tasks of Spark (horoplug/runner/elastic_worker_job.py)."""
+(horoplug/runner/job/elastic.py), actors of Ray or tasks of Spark (horoplug/runner/elastic_worker_job.py)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from horoplug.rendezvous.elastic.messages import (
 )
 from horoplug.rendezvous.elastic.stop_point import StopVote
 from horoplug.rendezvous.store.server import StoreServer
+from horoplug.runner.ending.finish import Finish
 
-from ..finish import Finish
 from .discovery import DiscoveredHosts, FixedHosts, HostDiscovery, HostManager
 from .inbox import DiscoveryThread, Inbox
 from .roster import Action, Dismiss, Form, Kill, Limits, Notify, Roster, Say, Start

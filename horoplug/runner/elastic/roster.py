@@ -14,13 +14,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from horoplug.base import config
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.rendezvous.elastic.messages import Membership, Ready
+from horoplug.runner.ending.finish import Finish, Why, count
 
-from ..finish import Finish, Why, count
 from .discovery import HostManager
 
 STARTS_PER_HOST: Final = 3
@@ -31,6 +32,7 @@ LOSSES_WITHOUT_PROGRESS: Final = 3
 """The job ends after this number of memberships in a row that all members have left without having got on."""
 FAILURES_WITHOUT_PROGRESS: Final = 10
 """The job ends after this number of failed memberships in a row that have not got on."""
+_REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
 PROGRESS_SECONDS: Final = 60.0
 """A membership that lasts that long has got on, as has one in which a program has committed a state."""
 
@@ -51,6 +53,35 @@ class Limits:
     gather: float = 30.0
     start: float = 30.0
     hosts_may_come: bool = False
+
+
+def make_limits(
+    minimum: int,
+    maximum: int,
+    *,
+    wait: float | None = None,
+    resets: int | None = None,
+    hosts_may_come: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Limits:
+    """The limits of a job with the time limits of the configuration. ``wait``: seconds that the job waits for the
+    smallest number of processes, None: HOROVOD_ELASTIC_TIMEOUT; ``environment``: the variables that have the
+    configuration. The other arguments are those of :class:`Limits`.
+
+    Errors: ValueError for an invalid variable or a wrong number."""
+    if not 1 <= minimum <= maximum:
+        raise ValueError(
+            f"an elastic job has at least 1 process and at most as many as it may have, not {minimum} to {maximum}"
+        )
+    return Limits(
+        minimum,
+        maximum,
+        wait=config.value("ELASTIC_TIMEOUT", environment) if wait is None else wait,
+        resets=resets,
+        gather=config.value("GLOO_TIMEOUT_SECONDS", environment) + _REACTION_SECONDS,
+        start=config.value("START_TIMEOUT", environment),
+        hosts_may_come=hosts_may_come,
+    )
 
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
