@@ -45,7 +45,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _run_parser() -> argparse.ArgumentParser:
-    from horoplug.runner.arguments import build_parser
+    from horoplug.runner.command.arguments import build_parser
 
     return build_parser()
 
@@ -115,7 +115,7 @@ def _completion_parser() -> argparse.ArgumentParser:
 
 
 def _summary() -> argparse.ArgumentParser:
-    from horoplug.runner.check_build import version
+    from horoplug.runner.diagnosis.check_build import version
 
     lines = (f"  {name:<12}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(

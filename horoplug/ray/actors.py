@@ -21,7 +21,8 @@ from horoplug.ray.ends import end_actors
 from horoplug.ray.worker import BaseHorovodWorker, Outcome
 from horoplug.runner.elastic.roster import STARTS_PER_HOST, Start
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
-from horoplug.runner.run_task import Failure
+from horoplug.runner.ending.finish import Finish, Why, count
+from horoplug.runner.ending.results import Failure
 
 _log = logging.getLogger("horoplug")
 
@@ -66,8 +67,8 @@ class Actors:
         self._live: dict[int, _Process] = {}
         self.results: dict[int, Any] = {}
         """What the function has returned, by process."""
-        self.failures: list[tuple[int, Failure]] = []
-        """The exceptions, with the process that has raised each."""
+        self.failures: dict[int, Failure] = {}
+        """The exceptions, by process."""
         self.said: list[str] = []
         """The lines for the user, which are also in the log."""
 
@@ -124,7 +125,7 @@ class Actors:
     def finish(self) -> None:
         pass
 
-    def fail(self, code: int, text: str) -> None:
+    def fail(self, finish: Finish) -> None:
         self.close()
 
     def say(self, text: str) -> None:
@@ -192,13 +193,12 @@ class Actors:
             self.job.ended(process, 0, "has returned")
 
     def _raised(self, process: int, found: _Process, failure: Failure) -> None:
-        self.failures.append((process, failure))
+        self.failures[process] = failure
         if not self.job.members and len(self.failures) >= STARTS_PER_HOST:
             # Other nodes, which may come, would not help.
             text = f"process {process} on {found.host} raised {failure.text}"
-            self.job.stop(
-                f"{len(self.failures)} processes have failed before init() returned; {text}"
-            )
+            processes = count(len(self.failures), "process", "processes")
+            self.job.stop(Finish(1, Why.NEVER_BEGUN, text, process, processes))
         self.job.ended(process, 1, f"raised {failure.text}")
 
     def _died(self, process: int, found: _Process, error: RayActorError) -> None:

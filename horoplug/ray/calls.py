@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,9 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horoplug.base.pickling import why_not
-from horoplug.ray.worker import Outcome, rank_error
-from horoplug.runner.run import RankError
-from horoplug.runner.run_task import Failure, pack
+from horoplug.ray.worker import Outcome
+from horoplug.runner.ending.results import RankError
+from horoplug.runner.functions.run_task import pack
 
 Callbacks = Sequence[Callable[[dict[str, Any]], object]] | None
 _CAUSE_SECONDS = 2.0  # for a failure that explains the errors of other ranks to be reported
@@ -132,15 +131,7 @@ def _outcome(reference: Any, rank: int) -> tuple[Outcome, RankError | None]:
         )
     if outcome.failure is None:
         return outcome, None
-    return outcome, with_cause(rank_error(rank, outcome.failure), outcome.failure)
-
-
-def with_cause(error: RankError, failure: Failure) -> RankError:
-    """The error, with the exception of the rank as its cause if it could be pickled."""
-    if failure.pickled is not None:
-        with contextlib.suppress(Exception):
-            error.__cause__ = pickle.loads(failure.pickled)
-    return error
+    return outcome, outcome.failure.error(f"rank {rank}: {outcome.failure.text}", rank)
 
 
 def death(error: RayActorError) -> str:

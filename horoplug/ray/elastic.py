@@ -12,17 +12,20 @@ import ray
 
 from horoplug.ray import cluster
 from horoplug.ray.actors import Actors
-from horoplug.ray.calls import Callbacks, Reports, pack_function, with_cause, without_executable
+from horoplug.ray.calls import Callbacks, Reports, pack_function, without_executable
 from horoplug.ray.discovery import NO_NODE, nodes_of
 from horoplug.ray.discovery import RayHostDiscovery as RayHostDiscovery
 from horoplug.ray.discovery import TestDiscovery as TestDiscovery
 from horoplug.ray.elastic_thread import run_job
 from horoplug.runner.elastic.discovery import HostDiscovery, MergedHosts
-from horoplug.runner.elastic.roster import Finish
-from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
-from horoplug.runner.run import RankError
+from horoplug.runner.elastic.roster import make_limits
+from horoplug.runner.elastic_worker_job import ElasticWorkerJob
+from horoplug.runner.ending.finish import Finish
+from horoplug.runner.ending.results import RankError
+from horoplug.runner.terms import Terms
 
 _UNLIMITED = 1 << 20
+_OF_RAY_EXECUTOR = Terms(minimum="min_workers")
 
 
 @dataclasses.dataclass
@@ -80,8 +83,12 @@ class ElasticSettings:
 class ElasticAdapter:
     """Runs functions as elastic jobs, each on new actors."""
 
-    def __init__(self, settings: Any, params: ElasticParams) -> None:
-        """``settings``: has ``timeout_s``, ``nics``, and maybe ``autoscaling`` and ``discovery``."""
+    def __init__(
+        self, settings: Any, params: ElasticParams, terms: Terms = _OF_RAY_EXECUTOR
+    ) -> None:
+        """``settings``: has ``timeout_s``, ``nics``, and maybe ``autoscaling`` and ``discovery``; ``terms``: what the
+        caller calls ``params``."""
+        self._terms = terms
         self._settings = settings
         self._params = params
         self._most = params.max_workers or _UNLIMITED
@@ -203,15 +210,13 @@ class ElasticAdapter:
         if outcome.code == 0:
             returned = [process for process in members if process in actors.results]
             return [actors.results[process] for process in returned or sorted(actors.results)]
-        text = outcome.text
+        text, process = outcome.text(self._terms), outcome.process
         if not actors.failures and not members:
             text += f"; the cluster has {cluster.describe_cluster(self._needed)}"
-        for process, failure in actors.failures:
-            if failure.text in outcome.text:
-                rank = members.index(process) if process in members else None
-                error = RankError(f"{text}\n\n{failure.trace}", rank, failure.trace)
-                raise with_cause(error, failure)
-        raise RankError(text)
+        rank = members.index(process) if process in members else None
+        if process in actors.failures:
+            raise actors.failures[process].error(text, rank)
+        raise RankError(text, rank)
 
 
 class ElasticRayExecutor:
@@ -296,7 +301,7 @@ class ElasticRayExecutor:
             use_gpu=use_gpu,
             gpus_per_worker=gpus_per_slot,
         )
-        self._adapter = ElasticAdapter(settings, params)
+        self._adapter = ElasticAdapter(settings, params, Terms())
 
     def start(self) -> None:
         """Connect to the cluster."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from horoplug.ray.calls import Reports
-from horoplug.runner.elastic.roster import Finish
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
+from horoplug.runner.ending.finish import Finish
 
 _STOP_SECONDS = 30.0
 

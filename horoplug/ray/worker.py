@@ -12,8 +12,8 @@ import ray
 from horoplug.base.errors import HorovodInternalError
 from horoplug.ray import ray_logger
 from horoplug.ray.ends import ProcessId, own_process
-from horoplug.runner.run import RankError
-from horoplug.runner.run_task import Failure, describe, unpack
+from horoplug.runner.ending.results import Failure
+from horoplug.runner.functions.run_task import describe, unpack
 from horoplug.runner.worker_job import enter
 
 _SECRETS = ("_HOROVOD_SECRET_KEY", "HOROPLUG_SECRET_KEY", "HOROVOD_SECRET_KEY")
@@ -88,8 +88,8 @@ class BaseHorovodWorker:
         ray_logger.configure(queue)
 
     def attempt(self, packed: bytes) -> Outcome:
-        """Call a function that :func:`horoplug.runner.run_task.pack` has packed, with the executable before its other
-        arguments. Returns its result or its exception."""
+        """Call a function that :func:`horoplug.runner.functions.run_task.pack` has packed, with the executable before
+        its other arguments. Returns its result or its exception."""
         try:
             function, args, kwargs = unpack(packed)
             return Outcome(function(self.executable, *args, **kwargs))
@@ -112,10 +112,5 @@ class BaseHorovodWorker:
         """As :meth:`attempt`, but raises RankError for an exception."""
         outcome = self.attempt(packed)
         if outcome.failure is not None:
-            raise rank_error(rank, outcome.failure)
+            raise outcome.failure.error(f"rank {rank}: {outcome.failure.text}", rank)
         return outcome.value
-
-
-def rank_error(rank: int, failure: Failure) -> RankError:
-    """The error for an exception that a rank's function has raised."""
-    return RankError(f"rank {rank}: {failure.text}\n\n{failure.trace}", rank, failure.trace)

@@ -1,17 +1,13 @@
 """The launcher: ``horovodrun -np 4 python train.py``, and ``horoplug.run(function, num_proc=4)``.
 
-- Command line: ``launch`` is the command; ``arguments``, ``flags``, ``flag_values`` and ``config_file`` read what the
-  user gives; ``checks`` finds mistakes before anything starts.
-- Hosts: ``hosts`` and ``allocation`` decide which ranks run where, ``environment`` which variables they get.
-- Running a job: ``job`` is the event loop. ``startup`` starts agents and ranks, and ``job_description`` describes the
-  ranks to the agents. ``outcome`` decides how the job ends, and ``blame`` which rank failed first. ``console`` prints:
-  ``output`` merges what ranks print, ``status`` formats the status line, ``outlet`` writes without blocking the event
-  loop. ``signals`` installs the signal handlers.
-- Agents: ``agent`` is the process that owns the ranks of one host, ``agent_connection`` the launcher's connection to
-  it, ``agents`` all these connections, ``remote`` the ssh command that starts an agent. ``links`` has the ways to an
-  agent, and ``spawn_tree`` decides which agents are started by others. ``slurm_step`` starts agents by Slurm's srun,
-  whose tasks are ``slurm_agent``.
-- Before ranks start on several hosts: ``network_check``, ``preflight`` and ``probe`` check the network.
-- ``mpirun`` and ``mpirun_launch`` let mpirun or jsrun start the ranks.
-- ``run``, ``run_launcher``, ``run_task`` and ``exchange`` call functions on ranks.
-- ``check_build`` and ``diagnostics`` print what ``--check-build`` shows."""
+- ``launch`` is the command, and ``run`` the function. ``command`` reads what the user gives, ``checks`` finds mistakes
+  before anything starts, and ``hosts`` decides which ranks run where. ``environment`` and ``forwarding`` decide which
+  variables they get.
+- ``job`` runs a job: one loop, with a policy for jobs of a fixed size and one for elastic jobs, whose decisions are in
+  ``elastic``. ``worker_job`` and ``elastic_worker_job`` are jobs whose processes Ray or Spark starts.
+- ``start`` starts the agents: on this host, by ssh, or as tasks of a scheduler's step. ``agent`` is the process that
+  owns the ranks of one host.
+- ``network`` checks the network before ranks start on several hosts.
+- ``output`` prints, and ``ending`` decides how a job ends.
+- ``functions`` calls functions on ranks, and ``mpi`` lets mpirun or jsrun start them.
+- ``diagnosis`` prints what ``--check-build`` shows."""

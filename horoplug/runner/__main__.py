@@ -2,7 +2,7 @@
 
 import sys
 
-from horoplug.runner.launch import main
+from .launch import main
 
 if __name__ == "__main__":
     sys.exit(main())

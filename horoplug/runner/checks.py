@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from .terms import COMMAND_LINE, Terms
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?$")
 _WITH_VALUE = "WX"  # Python's own flags that take a value
@@ -19,7 +21,11 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 class UsageError(Exception):
-    """The command line is wrong; the text is one line for the user."""
+    """The command line is wrong; the text is one line for the user, in the terms of the front end."""
+
+    def __init__(self, text: str | Callable[[Terms], str]) -> None:
+        self.text = text if callable(text) else lambda _: text
+        super().__init__(self.text(COMMAND_LINE))
 
 
 def check_command(command: Sequence[str], *, here: bool = True) -> None:

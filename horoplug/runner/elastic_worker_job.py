@@ -6,52 +6,22 @@ how they end. :class:`ElasticWorkerJob` serves the rendezvous in the caller's pr
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
 from collections.abc import Mapping
 
-from horoplug.base import config
 from horoplug.base.variables import SECRET_BYTES
 from horoplug.rendezvous.store.server import StoreServer
 
 from .elastic.discovery import HostDiscovery
 from .elastic.driver import ElasticDriver, Workers
-from .elastic.roster import Finish, Limits, Start
+from .elastic.roster import Limits, Start
 from .elastic.stragglers import Pacing
+from .ending.finish import Finish, Why
 from .environment import common_environment, elastic_environment, job_environment
 
-_REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
-
-
-def make_limits(
-    minimum: int,
-    maximum: int,
-    *,
-    wait: float | None = None,
-    resets: int | None = None,
-    hosts_may_come: bool = False,
-    environment: Mapping[str, str] = os.environ,
-) -> Limits:
-    """The limits of a job with the time limits of the configuration. ``wait``: seconds that the job waits for the
-    smallest number of processes, None: HOROVOD_ELASTIC_TIMEOUT; ``environment``: the variables that have the
-    configuration. The other arguments are those of :class:`.elastic.roster.Limits`.
-
-    Errors: ValueError for an invalid variable or a wrong number."""
-    if not 1 <= minimum <= maximum:
-        raise ValueError(
-            f"an elastic job has at least 1 process and at most as many as it may have, not {minimum} to {maximum}"
-        )
-    return Limits(
-        minimum,
-        maximum,
-        wait=config.value("ELASTIC_TIMEOUT", environment) if wait is None else wait,
-        resets=resets,
-        gather=config.value("GLOO_TIMEOUT_SECONDS", environment) + _REACTION_SECONDS,
-        start=config.value("START_TIMEOUT", environment),
-        hosts_may_come=hosts_may_come,
-    )
+_STOPPED = Finish(1, Why.STOPPED)
 
 
 class ElasticWorkerJob:
@@ -149,12 +119,12 @@ class ElasticWorkerJob:
         """The job has to end at its next commit."""
         self._driver.inbox.put(self._driver.notice)
 
-    def stop(self, text: str = "the job was stopped") -> None:
-        """Let :meth:`run` return at once, with an error. ``text``: one line. The caller ends the processes."""
-        self._driver.inbox.put(lambda: self._stop(text))
+    def stop(self, finish: Finish = _STOPPED) -> None:
+        """Let :meth:`run` return this at once. The caller ends the processes."""
+        self._driver.inbox.put(lambda: self._stop(finish))
 
-    def _stop(self, text: str) -> None:
-        self._stopped = self._stopped or Finish(1, text)
+    def _stop(self, finish: Finish) -> None:
+        self._stopped = self._stopped or finish
 
     def abandon(self, error: BaseException) -> None:
         """Let :meth:`run` raise this error: there are no hosts any more, and none will come."""

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 
-from .arguments import Options, parse
+from .command.arguments import Options, parse
 from .launch import as_scheduled, main, make_job
 
 # Attributes of Horovod's arguments, and those of horoplug's options.

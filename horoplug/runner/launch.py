@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .allocation import allocation, is_of_slurm, lsf_hosts, why_over
-from .arguments import Options, parse
 from .checks import UsageError, check_command, check_folder, reads_program
-from .hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
-from .job_options import common_arguments, wrong_settings
+from .command.arguments import Options, parse
+from .command.job_options import common_fields, wrong_settings
+from .hosts.hosts import Host, assign_ranks, is_this_host, parse_hostfile, parse_hosts
+from .start.allocation import allocation, lsf_hosts, scheduler, why_over
+from .terms import COMMAND_LINE, Terms
 
 if TYPE_CHECKING:
-    from .job import Job
+    from .job.job import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,10 +35,7 @@ def _run(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     check_folder()
     if options.version or options.check_build:
-        from . import (  # imported here since they search the installed packages
-            check_build,
-            diagnostics,
-        )
+        from .diagnosis import check_build, diagnostics
 
         # -v is Horovod's flag for the version; together with --check-build it means verbose.
         in_full = options.version or options.verbose
@@ -55,7 +53,7 @@ def _run(arguments: Sequence[str]) -> int:
             "give --min-np, --max-np and --host-discovery-script without it"
         )
     if options.controller != "gloo":
-        from .mpirun_launch import launch
+        from .mpi.mpirun_launch import launch
 
         check_command(options.command)
         if program := reads_program(options.command):
@@ -71,28 +69,34 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def make_job(
-    options: Options, *, serve: Callable[[str, bytes], Mapping[str, str]] | None = None
+    options: Options,
+    *,
+    serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
+    terms: Terms = COMMAND_LINE,
 ) -> Job:
-    """The job that the options describe; ``serve``: see :class:`horoplug.runner.job.Job`. Errors: UsageError."""
-    from .job import Job
+    """The job that the options describe; ``serve``, ``terms``: see :class:`horoplug.runner.job.spec.JobSpec`. Errors:
+    UsageError."""
+    from .job.job import Job
+    from .job.spec import JobSpec
 
     began = time.monotonic()
     if options.is_elastic:
-        from .elastic_launch import make_elastic_job
+        from .command.elastic_launch import make_elastic_job
 
-        return make_elastic_job(options, given_hosts(options), began, serve)
+        return make_elastic_job(options, given_hosts(options), began, serve, terms)
     size = options.num_proc or 1
     hosts = assign_ranks(given_hosts(options) or [Host("localhost", size)], size)
     check_command(options.command, here=any(host.is_local for host in hosts))
     with wrong_settings():
         return Job(
-            options.command,
-            size,
-            hosts=hosts,
-            began=began,
-            srun=options.srun,
-            serve=serve,
-            **common_arguments(options),
+            JobSpec(
+                size=size,
+                hosts=hosts,
+                began=began,
+                serve=serve,
+                terms=terms,
+                **common_fields(options),
+            )
         )
 
 
@@ -132,7 +136,7 @@ def as_scheduled(options: Options) -> Options:
         # In an elastic job, --min-np and --max-np say how many of the slots are used.
         num_proc=options.num_proc or (None if options.is_elastic else slots),
         hosts=listed if options.controller == "gloo" else None,
-        hosts_of_slurm=is_of_slurm(os.environ),
+        scheduler=scheduler(os.environ),
     )
 
 

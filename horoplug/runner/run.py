@@ -23,44 +23,19 @@ from typing import IO, Any, TypeVar
 from horoplug.base.pickling import why_not
 
 from .checks import UsageError, check_folder
+from .ending.results import RankError as RankError
+from .ending.results import Results
 from .forwarding import NAMED, exportable, split
-from .run_task import Failure, pack
+from .functions.run_task import pack
 
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 # The program removes the current folder from sys.path: a user's module there could shadow a standard module.
 _LAUNCHER = """import sys
 sys.path[:] = filter(None, sys.path)
-from horoplug.runner.run_launcher import main
+from horoplug.runner.functions.run_launcher import main
 sys.exit(main(sys.argv[1:]))"""
 _Result = TypeVar("_Result")
 _END_SECONDS = 30.0  # limit for the launcher to end after SIGTERM
-
-
-class RankError(RuntimeError):
-    """The function of :func:`run` did not return on every rank.
-
-    ``rank``: the rank that failed first, None if no rank failed; ``traceback``: the text of its exception's traceback,
-    empty without an exception. If the exception could be pickled, it is the ``__cause__``.
-
-    Example:
-
-        def fail():
-            raise ValueError("no data")
-
-        try:
-            horoplug.run(fail, num_proc=2)
-        except horoplug.RankError as error:
-            found = error.rank in (0, 1), str(error.__cause__)
-        found  # -> (True, "no data")
-    """
-
-    def __init__(self, message: str, rank: int | None = None, traceback: str = "") -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.traceback = traceback
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.rank, self.traceback)
 
 
 def run(
@@ -187,7 +162,7 @@ def run(
             f"horoplug.run: the function {name}, or an argument, cannot be pickled and sent to the ranks: "
             f"{why_not(func, args, kwargs, error)}; make such objects inside of the function"
         ) from error
-    command = [executable or sys.executable, "-m", "horoplug.runner.run_task"]
+    command = [executable or sys.executable, "-m", "horoplug.runner.functions.run_task"]
     outer = dict(os.environ if env is None else env)
     if changed := exportable({n: v for n, v in outer.items() if os.environ.get(n) != v}):
         outer[NAMED] = ",".join([*changed, *split([outer.get(NAMED, "")])])
@@ -197,7 +172,7 @@ def run(
         function.flush()
         results = stack.enter_context(tempfile.TemporaryFile())
         answer = _launch([*flags, *command], _python_path(outer), function, results)
-        return _Results(answer, results).by_rank()
+        return _results(answer, results)
 
 
 def _renamed(old: int | None, old_name: str, new: int | None, new_name: str) -> int | None:
@@ -328,61 +303,24 @@ def _print(stream: Any, text: str) -> None:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-class _Results:
-    """The results of a job, or the error that it has ended with."""
+def _results(answer: Mapping[str, Any], file: IO[bytes]) -> list[Any]:
+    """The results of a job by rank. ``answer``: that of the launcher; ``file``: the file for the results. Errors:
+    ValueError for a wrong argument; RankError."""
+    if "usage" in answer:
+        raise ValueError(f"horoplug.run: {answer['usage']}")
 
-    def __init__(self, answer: Mapping[str, Any], file: IO[bytes]) -> None:
-        """``answer``: that of the launcher; ``file``: the file for the results. Errors: ValueError for a wrong command
-        line."""
-        if "usage" in answer:
-            raise ValueError(f"horoplug.run: {answer['usage']}")
-        self._answer = answer
-        self._file = file
-        self._processes: list[int] = answer["processes"]
+    def load(number: int) -> Any:
+        file.seek(answer["files"][str(number)])
+        return pickle.load(file)
 
-    def by_rank(self) -> list[Any]:
-        """The results by rank. Errors: RankError."""
-        answer, blamed = self._answer, self._answer["blamed"]
-        returned, raised = set(answer["returned"]), answer["raised"]
-        for number, problem in answer["problems"].items():
-            raise self._error(int(number), f"its result cannot be stored: {problem}")
-        # A rank reports its exception before other ranks can fail because of it. A rank without a report has crashed.
-        if raised and (blamed is None or blamed in raised or blamed in returned):
-            raise self._raised(raised[0])
-        if answer["code"] != 0:
-            text = answer["text"] or f"the launcher ended with code {answer['code']}"
-            raise RankError(text, self._rank(blamed))
-        if not self._processes:
-            raise RankError("all processes ended before their function returned")
-        for rank, number in enumerate(self._processes):
-            if number not in returned:
-                raise RankError(f"rank {rank} ended before its function returned", rank)
-        return [self._result(number) for number in self._processes]
-
-    def _result(self, number: int) -> Any:
-        try:
-            return self._load(number)
-        except Exception as error:
-            raise self._error(number, f"its result cannot be unpickled: {error}") from error
-
-    def _raised(self, number: int) -> RankError:
-        """The error for an exception that a rank's function has raised."""
-        failure, text = Failure(*self._load(number)), self._answer["text"]
-        why = f"\nThe job has ended: {text}" if self._answer["is_elastic"] and text else ""
-        error = self._error(number, f"{failure.text}{why}\n\n{failure.trace}", failure.trace)
-        if failure.pickled is not None:
-            with contextlib.suppress(Exception):
-                error.__cause__ = pickle.loads(failure.pickled)
-        return error
-
-    def _load(self, number: int) -> Any:
-        self._file.seek(self._answer["files"][str(number)])
-        return pickle.load(self._file)
-
-    def _error(self, number: int, text: str, traceback: str = "") -> RankError:
-        rank = self._rank(number)
-        name = f"process {number}" if rank is None else f"rank {rank}"
-        return RankError(f"{name}: {text}", rank, traceback)
-
-    def _rank(self, number: int | None) -> int | None:
-        return self._processes.index(number) if number in self._processes else None
+    problems = {int(number): text for number, text in answer["problems"].items()}
+    results = Results(
+        answer["processes"], set(answer["returned"]), answer["raised"], problems, load
+    )
+    text = answer["text"]
+    return results.by_rank(
+        answer["code"],
+        text or f"the launcher ended with code {answer['code']}",
+        answer["blamed"],
+        text if answer["is_elastic"] else "",
+    )

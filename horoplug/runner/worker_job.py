@@ -19,7 +19,7 @@ from .environment import (
     job_environment,
     rank_environment,
 )
-from .hosts import Placement, local_and_cross_ranks
+from .hosts.hosts import Placement, local_and_cross_ranks
 
 
 class WorkerJob:

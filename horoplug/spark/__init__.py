@@ -2,7 +2,7 @@
 
 Importing the package loads neither Spark nor a framework."""
 
-from horoplug.runner.run import RankError
+from horoplug.runner.ending.results import RankError
 
 from .dataframe import run_on_dataframe
 from .elastic import run_elastic

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horoplug.base.config import value
-from horoplug.runner.blame import Blame, describe
-from horoplug.runner.run import RankError
+from horoplug.runner.ending.blame import Blame, describe
+from horoplug.runner.ending.results import RankError
 from horoplug.runner.worker_job import WorkerJob
 
 from .output import Output
-from .results import Results
 from .service import Ended, Event, Joined, Lost, Printed, SparkEnded, Task, TaskService
 from .session import driver_address, listed, named_variables, reason, settings
 from .tasks import Ticket
@@ -56,8 +55,8 @@ class BarrierJob:
         description: str,
         needs_rows: bool = False,
     ) -> None:
-        """``function``: from :func:`horoplug.runner.run_task.pack`; ``description``: for Spark's pages; ``needs_rows``:
-        it is an error if no task has data."""
+        """``function``: from :func:`horoplug.runner.functions.run_task.pack`; ``description``: for Spark's pages;
+        ``needs_rows``: it is an error if no task has data."""
         self._context = context
         self._size = size
         self._function = function
@@ -88,10 +87,11 @@ class BarrierJob:
                 with self._form(service) as job:
                     self._start(job, service)
                     self._wait_for_ranks(job, service)
-                    results = Results(service.exchange, service.results)
-                    if self._blame.first is not None:
-                        raise self._failure(results)
-                    found = results.by_rank(range(self._size))
+                    results = service.exchange.results(range(self._size))
+                    first = self._blame.first
+                    if first is not None:
+                        results.by_rank(1, self._why_failed(first), first)
+                    found = results.by_rank(0)
                     self._release(service)
                     return found
             finally:
@@ -201,14 +201,10 @@ class BarrierJob:
             job.lost(job.by_rank[rank], text)
         self._blame.ended(rank, code, job.departures(), time.monotonic(), present=job.present())
 
-    def _failure(self, results: Results) -> RankError:
-        rank = self._blame.first
-        assert rank is not None
+    def _why_failed(self, rank: int) -> str:
         text = self._texts[rank]
         colon = ":" if text.startswith("its ") else ""
-        return results.failure(
-            f"rank {rank}{colon} {text}; the other ranks were ended", rank, range(self._size)
-        )
+        return f"rank {rank}{colon} {text}; the other ranks were ended"
 
     def _release(self, service: TaskService) -> None:
         for task in self._tasks:

@@ -155,13 +155,13 @@ class _OnBatches:
     """The function of a rank: calls the user's with its batches."""
 
     def __init__(self, function: bytes, uneven: str, batch_size: int | None) -> None:
-        """``function``: the user's, from :func:`horoplug.runner.run_task.pack`."""
+        """``function``: the user's, from :func:`horoplug.runner.functions.run_task.pack`."""
         self._function = function
         self._uneven = uneven
         self._batch_size = batch_size
 
     def __call__(self) -> Any:
-        from horoplug.runner.run_task import unpack
+        from horoplug.runner.functions.run_task import unpack
 
         function, args, kwargs = unpack(self._function)
         batches = received()

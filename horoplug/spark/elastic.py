@@ -6,7 +6,6 @@ job, which would end as a whole with the first of them."""
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import threading
 import time
@@ -14,14 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from horoplug.runner.blame import describe
-from horoplug.runner.elastic.roster import Start
-from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
-from horoplug.runner.run import RankError
+from horoplug.runner.elastic.roster import Start, make_limits
+from horoplug.runner.elastic_worker_job import ElasticWorkerJob
+from horoplug.runner.ending.blame import describe
+from horoplug.runner.ending.finish import Finish
+from horoplug.runner.ending.results import RankError
+from horoplug.runner.terms import Terms
 
 from .barrier import Options, next_event, start_timeout_of
 from .output import Output
-from .results import Results
 from .run import job_of_tasks, name_of, packed
 from .service import Ended, Event, Joined, Lost, Printed, SparkEnded, Task, TaskService
 from .session import (
@@ -37,7 +37,6 @@ from .session import (
 )
 
 _NUMBERS: Final = 1 << 32  # the exchange's numbers of processes are less
-_PROCESS: Final = re.compile(r"\bprocess (\d+) ")
 _END_SECONDS = 6.0  # limit for processes to end after a failure; see tasks.py
 _EXIT_SECONDS = 30.0  # limit for Spark's job to end once its tasks may
 _TICK_SECONDS = 0.5
@@ -194,16 +193,11 @@ class _Slots:
             if not self._spark_ended.is_set():
                 service.cancel()
             thread.join(_END_SECONDS)  # it may be telling a task that does not listen
-        results = Results(service.exchange, service.results)
-        if outcome.code:
-            text = outcome.text.replace("--min-np", "min_num_proc")
-            match = _PROCESS.search(text)
-            blamed = int(match[1]) if match else None
-            raise results.failure(text, blamed, job.members, why=text)
-        members = job.members or sorted(service.exchange.returned)  # fn did not call init()
-        if not members:
-            raise RankError("all processes ended before their function returned")
-        return results.by_rank(members)
+        members = job.members
+        if not outcome.code:  # otherwise, fn may not have called init()
+            members = members or tuple(sorted(service.exchange.returned))
+        text = outcome.text(Terms())
+        return service.exchange.results(members).by_rank(outcome.code, text, outcome.process, text)
 
     def _wait_for_ends(self) -> None:
         deadline = time.monotonic() + _END_SECONDS
@@ -303,7 +297,7 @@ class _Slots:
         for task in tasks:
             task.release()
 
-    def fail(self, code: int, text: str) -> None:
+    def fail(self, finish: Finish) -> None:
         self._is_finished = True
         with self._lock:
             tasks = list(self._busy.values())

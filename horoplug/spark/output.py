@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from horoplug.runner.output import RankOutput
+from horoplug.runner.output.output import RankOutput
 
 
 class Output:
@@ -42,7 +42,7 @@ class Output:
 
 
 class _Writer:
-    """A text or binary file as a :class:`horoplug.runner.output.Writer`. The job goes on if it cannot be written."""
+    """A text or binary file as a :class:`horoplug.runner.output.output.Writer`. The job goes on if writing fails."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

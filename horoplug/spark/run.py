@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horoplug.base.pickling import why_not
-from horoplug.runner.run_task import pack
+from horoplug.runner.functions.run_task import pack
 
 from .barrier import BarrierJob, Options, start_timeout_of
 from .service import executable_of

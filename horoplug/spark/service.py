@@ -21,8 +21,8 @@ from horoplug.base.variables import SECRET_BYTES
 from horoplug.rendezvous.network.auth import Encryption
 from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.network.messages import MessageStream
-from horoplug.runner.exchange import Exchange, ResultFiles
-from horoplug.runner.run_task import PORT
+from horoplug.runner.functions.exchange import Exchange, ResultFiles
+from horoplug.runner.functions.run_task import PORT
 
 from .session import is_compat, unusable_address
 from .tasks import CONTEXT, DONE, ENDED, HELLO, KILL, LONGEST, OUTPUT, START, Ticket
@@ -118,8 +118,8 @@ class TaskService:
     """Runs one job of Spark whose tasks are slots, and reports what happens in :attr:`events`. A context manager."""
 
     def __init__(self, context: Any, address: str, function: bytes, size: int, most: int) -> None:
-        """``function``: that of :func:`horoplug.runner.run_task.pack`; ``size``: the number of ranks at once; ``most``:
-        ranks have lower numbers. Errors: OSError."""
+        """``function``: that of :func:`horoplug.runner.functions.run_task.pack`; ``size``: the number of ranks at once;
+        ``most``: ranks have lower numbers. Errors: OSError."""
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.events: queue.Queue[Event] = queue.Queue(_WAITING)
         self._context = context

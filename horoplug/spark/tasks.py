@@ -181,7 +181,7 @@ def _popen(
             os._exit(1)
 
     return subprocess.Popen(
-        [*python, "-m", "horoplug.runner.run_task"],
+        [*python, "-m", "horoplug.runner.functions.run_task"],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ import pytest
 
 import horoplug.numpy as hvd
 from horoplug.base.private_file import open_private_file
-from horoplug.runner.output import RankOutput
+from horoplug.runner.output.output import RankOutput
 
 pytest_plugins = ["tests.harness.jobs"]
 

@@ -20,6 +20,7 @@ from horoplug.runner.elastic import driver as driver_module
 from horoplug.runner.elastic.driver import ElasticDriver
 from horoplug.runner.elastic.roster import Limits
 from horoplug.runner.elastic.stragglers import WINDOWS, Pacing
+from horoplug.runner.terms import Terms
 from tests.harness.support import seed
 
 VERSION = horoplug.__version__  # which takes a while
@@ -72,8 +73,8 @@ class Job:
     def finish(self):
         self.outcome = 0
 
-    def fail(self, code, text):
-        self.outcome = code, text
+    def fail(self, finish):
+        self.outcome = finish
 
     def say(self, text):
         assert "\n" not in text
@@ -196,7 +197,7 @@ def _random_job(monkeypatch, draw):
                 job.live = {each: start for each, start in job.live.items() if start.host != host}
                 job.driver.host_lost(host, "the connection was lost")
         job.advance(draw.uniform(0, 3))
-        assert job.outcome is None or "times in a row" in job.outcome[1]
+        assert job.outcome is None or "times in a row" in job.outcome.text(Terms())
         if job.outcome is not None:
             return
         if draw.random() < 0.4:

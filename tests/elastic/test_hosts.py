@@ -301,7 +301,7 @@ def test_ssh_that_cannot_be_run_is_one_line(cluster, tmp_path):
 
 def test_more_hosts_than_are_connected_to_at_once(cluster, tmp_path):
     hosts = ["0 on h0", "1 on h1", "2 on h2", "3 on h3"]
-    patch = "from horoplug.runner import agents; agents.CONNECTING = 1"
+    patch = "from horoplug.runner.start import agents; agents.CONNECTING = 1"
     flags = ["-np", 4, "--min-np", 4, "-H", "h0,h1,h2,h3"]
     with ElasticJob(cluster, tmp_path, *flags, patch=patch) as job:
         job.wait_for_members(hosts)

@@ -16,7 +16,6 @@ from horoplug.runner.elastic.roster import (
     PROGRESS_SECONDS,
     STARTS_PER_HOST,
     Dismiss,
-    Finish,
     Form,
     Kill,
     Limits,
@@ -25,6 +24,8 @@ from horoplug.runner.elastic.roster import (
     Say,
     Start,
 )
+from horoplug.runner.ending.finish import Finish, Why
+from horoplug.runner.terms import COMMAND_LINE, Terms
 from tests.harness.support import seed
 
 VERSION = "1.0"
@@ -211,8 +212,14 @@ def test_job_that_loses_all_members_again_and_again_without_progress_ends():
     job.ready(*sorted(job.live))
     assert job.finish == Finish(
         3,
+        Why.LOSSES,
+        "process 4 (rank 0) on a ended with 3",
+        process=4,
+        count=f"{LOSSES_WITHOUT_PROGRESS} times",
+    )
+    assert job.finish.text(Terms()) == (
         f"the job has failed {LOSSES_WITHOUT_PROGRESS} times in a row soon after its start; process 4 (rank 0) on a "
-        "ended with 3",
+        "ended with 3"
     )
 
 
@@ -245,7 +252,8 @@ def test_survivors_that_fail_again_and_again_without_a_commit_end_the_job():
         job.ready(max(job.live))
         job.ready(0)
     assert job.finish.code == 139
-    assert f"failed {FAILURES_WITHOUT_PROGRESS} times in a row without a commit" in job.finish.text
+    text = job.finish.text(Terms())
+    assert f"failed {FAILURES_WITHOUT_PROGRESS} times in a row without a commit" in text
 
 
 @pytest.mark.short
@@ -258,9 +266,12 @@ def test_reset_limit_ends_the_job():
     job.end(1)
     job.ready(0)
     assert job.finish == Finish(
-        137,
-        "the job was formed again 1 time (--reset-limit); process 1 (rank 1) on a ended with -9",
+        137, Why.RESETS, "process 1 (rank 1) on a ended with -9", process=1, count="1 time"
     )
+    assert job.finish.text(COMMAND_LINE) == (
+        "the job was formed again 1 time (--reset-limit); process 1 (rank 1) on a ended with -9"
+    )
+    assert "again 1 time (reset_limit); process" in job.finish.text(Terms())
 
 
 @pytest.mark.short
@@ -283,7 +294,10 @@ def test_job_ends_at_once_if_too_few_processes_are_left_and_no_host_can_come():
         assert job.finish is None
         job.end(min(job.live), 7)
     assert job.finish == Finish(
-        7, "fewer than 2 processes (--min-np) are left; process 0 on a ended with 7"
+        7, Why.TOO_FEW_LEFT, "process 0 on a ended with 7", process=0, count="2 processes"
+    )
+    assert job.finish.text(COMMAND_LINE) == (
+        "fewer than 2 processes (--min-np) are left; process 0 on a ended with 7"
     )
 
 
@@ -302,7 +316,14 @@ def test_job_waits_for_hosts_up_to_the_elastic_timeout(kind):
     job.advance(1.0)
     assert job.finish == Finish(
         1,
-        "fewer than 2 processes (--min-np) were ready for 60 s (--elastic-timeout); host b: no sign of life",
+        Why.TOO_FEW_READY,
+        "host b: no sign of life",
+        process=None,
+        count="2 processes",
+        seconds=60.0,
+    )
+    assert job.finish.text(COMMAND_LINE) == (
+        "fewer than 2 processes (--min-np) were ready for 60 s (--elastic-timeout); host b: no sign of life"
     )
 
 
@@ -350,7 +371,7 @@ def test_removed_host_leaves_at_the_next_commit_without_counting_as_a_failure():
     assert job.finish is None
     job.end(0, 0)
     job.end(1, 0)
-    assert job.finish == Finish(0, "")
+    assert job.finish == Finish()
 
 
 @pytest.mark.short
@@ -422,7 +443,7 @@ def test_job_does_not_start_processes_after_one_has_ended_its_program():
     job.ready(0, 1, 2)
     assert job.end(1, 0) == []
     assert job.end(0, 0) == []
-    assert job.end(2, 0) == [Finish(0, "")]
+    assert job.end(2, 0) == [Finish()]
 
 
 @pytest.mark.short
@@ -436,7 +457,7 @@ def test_dismissed_process_that_does_not_end_is_killed():
     job.end(1, 0)
     assert job.roster.due(job.now) == 5.0
     assert job.advance(5.0) == [Kill(3)]
-    assert job.end(3) == [Finish(0, "")]
+    assert job.end(3) == [Finish()]
 
 
 @pytest.mark.short
@@ -448,7 +469,7 @@ def test_newcomer_that_still_starts_when_the_program_ends_is_killed():
     assert job.end(0, 0) == [Kill(3)]
     job.end(3)
     job.end(1, 0)
-    assert job.finish == Finish(0, "")
+    assert job.finish == Finish()
 
 
 @pytest.mark.short
@@ -456,7 +477,7 @@ def test_processes_of_a_program_that_forms_no_job_may_end_one_after_the_other():
     job = Job({"a": 3})
     assert job.end(1, 0) == []
     assert job.end(2, 0) == []
-    assert job.end(0, 0) == [Finish(0, "")]
+    assert job.end(0, 0) == [Finish()]
 
 
 @pytest.mark.short
@@ -470,7 +491,7 @@ def test_newcomer_that_waits_when_the_program_ends_leaves_without_an_error():
     job.end(1, 0)
     assert job.finish is None
     job.end(3, 0)
-    assert job.finish == Finish(0, "")
+    assert job.finish == Finish()
 
 
 @pytest.mark.short
@@ -479,7 +500,7 @@ def test_failure_after_another_process_has_ended_its_program_is_the_jobs():
     job.ready(0, 1)
     job.end(0, 0)
     job.end(1, 5)
-    assert job.finish == Finish(5, "process 1 (rank 1) on a ended with 5")
+    assert job.finish == Finish(5, cause="process 1 (rank 1) on a ended with 5", process=1)
 
 
 @pytest.mark.short
@@ -511,7 +532,7 @@ def test_job_that_was_told_to_end_does_so_at_a_commit_and_starts_nothing_more():
     assert kinds(job.advance(), Notify) == [Notify(1, HostUpdateResult.no_update, ends=True)]
     for number in range(3):
         job.end(number, 0)
-    assert job.finish == Finish(ENDED_ON_NOTICE, "the job has ended because it was told to")
+    assert job.finish == Finish(ENDED_ON_NOTICE, Why.NOTICED)
     assert job.said == ["the job was told to end"]
 
 
@@ -549,7 +570,7 @@ def test_job_that_was_told_to_end_and_has_lost_all_processes_ends_with_their_fai
     job.end(0, 7)
     job.end(1)
     assert job.finish.code == 7
-    assert "process 0 (rank 0) on a ended with 7" in job.finish.text
+    assert "process 0 (rank 0) on a ended with 7" in job.finish.text(Terms())
 
 
 @pytest.mark.short
@@ -807,7 +828,7 @@ class Simulation:
         for host, numbers in used.items():
             assert len(numbers) == len(set(numbers)), host
         if job.finish is not None:  # random failures can look like a program that always fails
-            assert self.told or "times in a row" in job.finish.text
+            assert self.told or "times in a row" in job.finish.text(Terms())
             raise Ended
         self.adopt()
 

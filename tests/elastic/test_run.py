@@ -196,9 +196,7 @@ def test_function_that_always_fails_on_one_rank():
     assert int(number) >= 3
     first, second = str(error).splitlines()[:2]
     assert first == f"rank 1: ValueError: process {number} fails"
-    assert second.startswith(
-        "The job has ended: the job was formed again 2 times (--reset-limit); "
-    )
+    assert second.startswith("The job has ended: the job was formed again 2 times (reset_limit); ")
     assert f"process {number} (rank 1) on localhost exited with code 1" in second
     assert 'raise ValueError(f"process {process()} fails")' in error.traceback
     assert "run_task.py" not in error.traceback

@@ -44,7 +44,7 @@ UsePAM no
 UseDNS no
 MaxStartups 100
 """
-HURRIED = "import sys; from horoplug.runner import job, launch"
+HURRIED = "import sys; from horoplug.runner.job import job; from horoplug.runner import launch"
 CLIENT = """
 Host *
     IdentityFile {folder}/user_key

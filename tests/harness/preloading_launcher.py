@@ -20,8 +20,10 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
-from horoplug.runner import agent, agent_connection, launch
-from horoplug.runner.links import ProcessLink
+from horoplug.runner import launch
+from horoplug.runner.agent import agent
+from horoplug.runner.agent.links import ProcessLink
+from horoplug.runner.start import connection as agent_connection
 from tests.harness.template import freeze_imports, renew_process
 
 _AGENT = "--agent"

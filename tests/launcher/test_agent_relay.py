@@ -5,7 +5,7 @@ import selectors
 
 import pytest
 
-from horoplug.runner.agent import FRAME, GREETING, STDERR, STDOUT, Relay
+from horoplug.runner.agent.agent import FRAME, GREETING, STDERR, STDOUT, Relay
 
 HIGH_WATER = 1 << 20
 CHUNK = b"x" * (1 << 12)

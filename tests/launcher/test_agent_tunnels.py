@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from horoplug.runner.agent import FIRST_TUNNEL, Tunnels
+from horoplug.runner.agent.agent import FIRST_TUNNEL, Tunnels
 from tests.harness.limits import scaled
 
 FIRST, SECOND = FIRST_TUNNEL, FIRST_TUNNEL - 1

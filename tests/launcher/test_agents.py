@@ -2,9 +2,11 @@
 
 import pytest
 
-from horoplug.runner import agent, agents, spawn_tree
-from horoplug.runner.hosts import Placement
-from horoplug.runner.remote import Ssh
+from horoplug.runner.agent import agent
+from horoplug.runner.hosts.hosts import Placement
+from horoplug.runner.start import agents, spawn_tree
+from horoplug.runner.start.ssh import Ssh
+from horoplug.runner.start.starters import SshStarter
 
 
 @pytest.fixture
@@ -14,7 +16,8 @@ def chain(monkeypatch):
     monkeypatch.setattr(spawn_tree, "MOST_DIRECT", 1)
     monkeypatch.setattr(spawn_tree, "FAN_OUT", 1)
     made = agents.Agents(lost_seconds=40.0, ping_seconds=5.0, quiet_seconds=15.0)
-    made.start([Placement(name, is_local=False, ranks=(0,)) for name in "abc"], Ssh(), 5.0)
+    hosts = [Placement(name, is_local=False, ranks=(0,)) for name in "abc"]
+    made.start(hosts, SshStarter(Ssh(), 5.0))
     return made
 
 

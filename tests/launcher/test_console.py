@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from horoplug.runner import console as console_module
-from horoplug.runner.agent import CONTINUE, HOLD
-from horoplug.runner.console import Console
-from horoplug.runner.outlet import HIGH_WATER, Outlets
+from horoplug.runner.agent.agent import CONTINUE, HOLD
+from horoplug.runner.output import console as console_module
+from horoplug.runner.output.console import Console
+from horoplug.runner.output.outlet import HIGH_WATER, Outlets
 from tests.harness.support import until
 
 STDOUT, STDERR = 0, 1

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from horoplug.runner import diagnostics
-from horoplug.runner.arguments import parse
+from horoplug.runner.command.arguments import parse
+from horoplug.runner.diagnosis import diagnostics
 from horoplug.runner.launch import as_scheduled
 from tests.harness.limits import scaled
 from tests.harness.mpi_jobs import place

@@ -16,7 +16,7 @@ from horoplug.runner.elastic.discovery import (
     MergedHosts,
     parse_output,
 )
-from horoplug.runner.hosts import Machines
+from horoplug.runner.hosts.hosts import Machines
 from tests.harness.support import has_ended, process_memory, seed, until
 
 ADDED, REMOVED = HostUpdateResult.added, HostUpdateResult.removed

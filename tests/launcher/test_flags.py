@@ -6,10 +6,11 @@ import pytest
 
 from horoplug.base.config import VARIABLES
 from horoplug.base.variables import IGNORED
-from horoplug.runner import config_file, launch
-from horoplug.runner.arguments import parse
-from horoplug.runner.flags import all_flags
-from horoplug.runner.mpirun_launch import environment
+from horoplug.runner import launch
+from horoplug.runner.command import config_file
+from horoplug.runner.command.arguments import parse
+from horoplug.runner.command.flags import all_flags
+from horoplug.runner.mpi.mpirun_launch import environment
 from tests.harness import ROOT
 
 # The flags in the documentation of Horovod 0.28.1.

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from horoplug.runner import checks, output
-from horoplug.runner.arguments import parse
+from horoplug.runner import checks
+from horoplug.runner.command.arguments import parse
+from horoplug.runner.output import output
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 from tests.harness.screen import Screen

@@ -9,13 +9,13 @@ import threading
 import pytest
 
 from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
-from horoplug.runner.agent import COMMAND, FINISH, GREETING
-from horoplug.runner.agent_source import agent_source
-from horoplug.runner.arguments import parse
+from horoplug.runner.agent.agent import COMMAND, FINISH, GREETING
+from horoplug.runner.agent.source import agent_source
 from horoplug.runner.checks import UsageError
+from horoplug.runner.command.arguments import parse
 from horoplug.runner.forwarding import FORWARDED, forwarded, not_forwarded
-from horoplug.runner.host_names import HostNames
-from horoplug.runner.hosts import (
+from horoplug.runner.hosts.host_names import HostNames
+from horoplug.runner.hosts.hosts import (
     Host,
     assign_ranks,
     is_this_host,
@@ -24,8 +24,8 @@ from horoplug.runner.hosts import (
     parse_hostfile,
     parse_hosts,
 )
-from horoplug.runner.preflight import PATIENCE, Preflight, StartError
-from horoplug.runner.remote import BOOTSTRAP, END_OF_SOURCE, Ssh
+from horoplug.runner.network.preflight import PATIENCE, Preflight, StartError
+from horoplug.runner.start.ssh import BOOTSTRAP, END_OF_SOURCE, Ssh
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 

@@ -23,7 +23,7 @@ ALL = ",".join(f"h{i}" for i in range(8))
 BEYOND_H1 = ["h3", "h5"]
 LOWERED = """
 import sys
-from horoplug.runner import job, launch, spawn_tree
+from horoplug.runner.job import job; from horoplug.runner import launch; from horoplug.runner.start import spawn_tree
 spawn_tree.MOST_DIRECT = spawn_tree.FAN_OUT = 2
 job._LATER = 2
 sys.exit(launch.main())
@@ -198,7 +198,7 @@ def test_program_in_place_of_ssh_that_other_hosts_lack(cluster, tmp_path):
     # All hosts share the file system, so the agents get a name that does not exist.
     program = LOWERED.replace(
         "sys.exit",
-        "from horoplug.runner import links\n"
+        "from horoplug.runner.agent import links\n"
         "start = links.Tunnel.start\n"
         "def start_other(tunnel): tunnel._command[0] += '-gone'; start(tunnel)\n"
         "links.Tunnel.start = start_other\n"

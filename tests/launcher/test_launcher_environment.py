@@ -13,8 +13,8 @@ from horoplug.rendezvous.bootstrap import slurm, slurm_task
 from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, inherited, recognise
 from horoplug.rendezvous.bootstrap.over_tcp import ports
-from horoplug.runner.allocation import allocation, why_over
-from horoplug.runner.hosts import Host
+from horoplug.runner.hosts.hosts import Host
+from horoplug.runner.start.allocation import allocation, why_over
 from tests.harness.starters import (
     STARTERS,
     distributed,

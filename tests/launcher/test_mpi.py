@@ -11,11 +11,11 @@ import cloudpickle
 import pytest
 
 import horoplug
-from horoplug.runner import mpirun
-from horoplug.runner.allocation import lsf_hosts
 from horoplug.runner.checks import UsageError
-from horoplug.runner.hosts import Host
-from horoplug.runner.remote import Ssh
+from horoplug.runner.hosts.hosts import Host
+from horoplug.runner.mpi import mpirun
+from horoplug.runner.start.allocation import lsf_hosts
+from horoplug.runner.start.ssh import Ssh
 from tests.harness.horovodrun_mpi import JOB
 from tests.harness.horovodrun_mpi import place as place
 from tests.harness.limits import scaled

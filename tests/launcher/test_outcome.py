@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from horoplug.runner.agent import KILL, TERMINATE
-from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS
-from horoplug.runner.outcome import Outcome
+from horoplug.runner.agent.agent import KILL, TERMINATE
+from horoplug.runner.ending.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS
+from horoplug.runner.ending.outcome import Outcome
 
 GRACE = 5.0
 

@@ -19,7 +19,7 @@ from tests.harness.support import environment, process_memory, process_state, un
 # A reader that accepts nothing is given up soon.
 HURRIED = """
 import sys
-from horoplug.runner import console, launch
+from horoplug.runner.output import console; from horoplug.runner import launch
 console._STALLED_SECONDS = 0.5
 sys.exit(launch.main())
 """

@@ -121,7 +121,7 @@ for text in (secret, base64.b64decode(secret).hex(), os.environ["TOKEN"]):
         except psutil.Error:
             pass
 assert not [name for srun in sruns() for name in srun.environ() if "SECRET" in name]
-tasks = named(sys.executable, "horoplug.runner.slurm_agent")
+tasks = named(sys.executable, "horoplug.runner.start.step_task")
 assert tasks
 for task in tasks:
     assert secret not in task.environ().values()
@@ -169,7 +169,7 @@ def test_killed_srun_is_one_line(driven):
 
 
 AGENTS = """
-(task,) = named(sys.executable, "horoplug.runner.slurm_agent")
+(task,) = named(sys.executable, "horoplug.runner.start.step_task")
 guard = task.children()[0]
 agent = guard.children()[0]
 """

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from horoplug.runner.spawn_tree import FAN_OUT, MOST_DIRECT, parents
+from horoplug.runner.start.spawn_tree import FAN_OUT, MOST_DIRECT, parents
 
 
 def depths(tree):

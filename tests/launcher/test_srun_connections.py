@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from horoplug.runner.slurm_step import why_ended
-from horoplug.runner.srun import Srun
+from horoplug.runner.start.srun import Srun
+from horoplug.runner.start.step import why_ended
+from horoplug.runner.terms import COMMAND_LINE
 from tests.harness.limits import scaled
 from tests.harness.support import environment, until
 
@@ -142,11 +143,11 @@ def test_tasks_end_with_the_launcher(horovodrun):
 
 def test_command_of_srun():
     command = Srun("/usr/bin/srun", "/opt/python").command(
-        ["n1", "n2"], "horoplug.runner.slurm_agent"
+        ["n1", "n2"], "horoplug.runner.start.step_task"
     )
     assert command[0] == "/usr/bin/srun"
     assert {"--overlap", "--nodes=2", "--ntasks=2", "--nodelist=n1,n2"} <= set(command)
-    assert command[-5:] == ["/opt/python", "-X", "utf8", "-m", "horoplug.runner.slurm_agent"]
+    assert command[-5:] == ["/opt/python", "-X", "utf8", "-m", "horoplug.runner.start.step_task"]
 
 
 @pytest.mark.parametrize(
@@ -159,11 +160,11 @@ def test_command_of_srun():
         ),
         (["no room", "srun: error: n1: task 0: Exited with exit code 1"], "no room"),
         (
-            ["python: No module named horoplug.runner.slurm_agent", ""],
+            ["python: No module named horoplug.runner.start.step_task", ""],
             "horoplug is not installed for the Python there, or is older "
-            "(python: No module named horoplug.runner.slurm_agent)",
+            "(python: No module named horoplug.runner.start.step_task)",
         ),
     ],
 )
 def test_reason_of_a_task_that_has_not_connected(said, why):
-    assert why_ended(said, 1) == why
+    assert why_ended(said, 1, "srun", COMMAND_LINE) == why

@@ -13,7 +13,7 @@ from tests.harness.support import environment, until
 
 LIMITED = """
 import sys
-from horoplug.runner import agents, launch, spawn_tree
+from horoplug.runner import launch; from horoplug.runner.start import agents, spawn_tree
 agents.CONNECTING = int(sys.argv.pop(1))
 spawn_tree.MOST_DIRECT = 6
 spawn_tree.FAN_OUT = 3

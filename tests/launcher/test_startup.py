@@ -3,20 +3,24 @@
 import contextlib
 import json
 import struct
-import sys
 import time
+import types
 
 import pytest
 
 from horoplug import __version__
-from horoplug.runner import agent, agents
-from horoplug.runner.agent_connection import LostError
-from horoplug.runner.agents import Agents
-from horoplug.runner.hosts import Placement
-from horoplug.runner.job_description import JobDescription
-from horoplug.runner.preflight import StartError
-from horoplug.runner.remote import END_OF_SOURCE, Ssh
-from horoplug.runner.startup import Startup, prescribed_interface
+from horoplug.runner.agent import agent
+from horoplug.runner.ending.outcome import Outcome
+from horoplug.runner.hosts.hosts import Placement
+from horoplug.runner.job.description import JobDescription
+from horoplug.runner.job.policy import JobState
+from horoplug.runner.job.spec import JobSpec
+from horoplug.runner.job.static import StaticPolicy, prescribed_interface
+from horoplug.runner.network.preflight import StartError
+from horoplug.runner.start import agents
+from horoplug.runner.start.agents import Agents
+from horoplug.runner.start.connection import LostError
+from horoplug.runner.start.ssh import END_OF_SOURCE, Ssh
 
 REMOTE = [
     Placement("a.invalid", is_local=False, ranks=(0, 1)),
@@ -29,21 +33,19 @@ class RemoteJob:
 
     def __init__(self, began=None, seconds=600.0, ssh=("ssh",)):
         self.agents = Agents(60.0, 5.0, 15.0)
-        self.rendezvous = []
-        description = JobDescription(
-            ["train"], 3, {}, hosts=REMOTE, python=sys.executable, silence=60.0, grace=5.0
-        )
-        self.startup = Startup(
+        self.said = []
+        began = time.monotonic() if began is None else began
+        spec = JobSpec(["train"], 3, REMOTE, began, ssh=Ssh(ssh))
+        self.state = JobState(
+            spec,
+            JobDescription(spec, silence=60.0, grace=5.0),
             self.agents,
-            description,
-            REMOTE,
-            Ssh(ssh),
+            Outcome(3, 5.0),
+            types.SimpleNamespace(say=self.said.append),
+            seconds,
             interfaces=["lo"],
-            own_interface=None,
-            began=time.monotonic() if began is None else began,
-            seconds=seconds,
-            on_rendezvous=lambda *address: self.rendezvous.append(address),
         )
+        self.startup = StaticPolicy(self.state)
 
     def commands(self, number):
         """The queued commands to the agent of a host, which are taken out of the queue."""
@@ -63,7 +65,7 @@ class RemoteJob:
     def answer(self, number, kind=agent.STDOUT, payload=None, **message):
         if payload is None:
             payload = json.dumps(message).encode() + b"\n"
-        self.startup.feed(self.agents.all[number], kind, payload)
+        self.startup.probed(self.agents.all[number], kind, payload)
 
     def reach_launcher(self):
         for number in range(len(REMOTE)):
@@ -95,7 +97,7 @@ def test_hosts_are_checked_before_ranks_start(start):
     assert job.kinds() == [[b"C", b"M"]] * 2
     job.reach_launcher()
     assert job.kinds() == [[b"M"]] * 2
-    assert (job.startup.server, job.rendezvous) == (None, [])
+    assert (job.state.server, job.said) == (None, [])
     assert job.startup.due is not None
 
 
@@ -105,7 +107,7 @@ def test_ranks_start_once_all_hosts_reach_each_other(start):
     job.reach_launcher()
     job.kinds()
     job.reach_each_other()
-    assert job.rendezvous == [job.startup.server.address]
+    assert job.said == ["rendezvous on {}:{}".format(*job.state.server.address)]
     assert job.startup.due is None
     for number, host in enumerate(REMOTE):
         kind, payload = job.commands(number)[-1]
@@ -137,7 +139,7 @@ def test_frames_of_probes_are_ignored_once_ranks_start(start):
     job.reach_each_other()
     job.kinds()
     job.answer(0, b"X", struct.pack("!i", -9))
-    job.startup.advance()
+    job.startup.advance(time.monotonic())
     assert job.kinds() == [[], []]
 
 
@@ -148,7 +150,7 @@ def test_failed_probe_names_its_host(start):
     message = "^host b.invalid: horoplug is not installed for the Python there"
     with pytest.raises(StartError, match=message):
         job.answer(1, b"X", struct.pack("!i", 1))
-    assert job.startup.server is None
+    assert job.state.server is None
 
 
 def test_start_timeout_names_the_silent_hosts(start):
@@ -157,7 +159,7 @@ def test_start_timeout_names_the_silent_hosts(start):
     job.answer(0, hello={"version": __version__})
     message = "^no answer from b.invalid within 2 s$"
     with pytest.raises(StartError, match=message):
-        job.startup.advance()
+        job.startup.advance(time.monotonic())
 
 
 def test_missing_ssh_is_an_error_of_the_start():

@@ -15,8 +15,8 @@ import pytest
 from horoplug.base.config import Config
 from horoplug.rendezvous.store.report import KEY, Counters, Report, pack, unpack
 from horoplug.rendezvous.store.server import StoreServer
-from horoplug.runner import output, status
-from horoplug.runner.status import Status
+from horoplug.runner.output import output, status
+from horoplug.runner.output.status import Status
 from tests.harness.limits import scaled
 from tests.harness.screen import Screen
 from tests.harness.support import environment, until
@@ -147,7 +147,7 @@ def test_status_line_is_not_drawn_in_the_background():
 
 QUICK = """
 import sys
-from horoplug.runner import status
+from horoplug.runner.output import status
 status.SECONDS = 0.05
 from horoplug.runner import launch
 sys.exit(launch.main())

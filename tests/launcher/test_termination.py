@@ -14,12 +14,13 @@ import uuid
 import psutil
 import pytest
 
-from horoplug.runner import agent as agent_module
-from horoplug.runner.agent_connection import MAX_FRAME, AgentConnection, LostError
-from horoplug.runner.agent_source import agent_source
-from horoplug.runner.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
-from horoplug.runner.hosts import Placement
-from horoplug.runner.remote import Ssh
+from horoplug.runner.agent import agent as agent_module
+from horoplug.runner.agent.source import agent_source
+from horoplug.runner.ending.blame import CAUSE_SECONDS, LAST_WORDS_SECONDS, Blame, describe
+from horoplug.runner.hosts.hosts import Placement
+from horoplug.runner.start.connection import MAX_FRAME, AgentConnection, LostError
+from horoplug.runner.start.ssh import Ssh
+from horoplug.runner.start.starters import SshStarter
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 from tests.harness.support import until
@@ -30,7 +31,7 @@ GRACE_PROMISE = 5.0  # seconds that a rank has to clean up between SIGTERM and S
 SPIN = "while True: signal.pause()"  # a rank that never ends by itself
 PATIENT_LAUNCHER = f"""
 import sys
-from horoplug.runner import blame, job, launch
+from horoplug.runner.ending import blame; from horoplug.runner.job import job; from horoplug.runner import launch
 job.GRACE_SECONDS = blame.CAUSE_SECONDS = blame.LAST_WORDS_SECONDS = {NEVER}
 sys.exit(launch.main())
 """
@@ -608,7 +609,9 @@ def test_agent_without_a_launcher_ends():
 def test_invalid_agent_messages_are_refused(tmp_path, said, why):
     (tmp_path / "said").write_bytes(said)
     ssh = Ssh(("sh", "-c", f"cat {tmp_path}/said; exec cat >/dev/null"))
-    connection = AgentConnection(Placement("elsewhere", is_local=False, ranks=(0, 1)), ssh, 5.0)
+    connection = AgentConnection(
+        Placement("elsewhere", is_local=False, ranks=(0, 1)), SshStarter(ssh, 5.0)
+    )
     connection.start()
 
     def listen():

@@ -183,6 +183,44 @@ def test_an_exception_of_every_process_ends_the_job_with_its_traceback(on_ray):
     assert cause == "ValueError('no data')"
 
 
+def test_a_repeated_exception_is_that_of_the_process_which_has_ended_the_job(on_ray):
+    """A process before it, which was replaced, has raised the same."""
+
+    def use(cluster):
+        from horoplug.ray import RayExecutor
+        from horoplug.runner.run import RankError
+
+        def fail():
+            import numpy as np
+
+            import horoplug.numpy as hvd
+            from horoplug.common.elastic import ObjectState, initialize_again, run_fn
+
+            hvd.init()
+            state = ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+
+            def loop(state):
+                hvd.allreduce(np.ones(1), name="ones")
+                state.commit()
+                if hvd.rank() == 1:
+                    raise ValueError("no data")
+                hvd.allreduce(np.ones(1), name="more")
+
+            return run_fn(loop, initialize_again)(state)
+
+        settings = RayExecutor.create_settings(timeout_s=60)
+        executor = RayExecutor(settings, min_workers=2, max_workers=2, reset_limit=1)
+        executor.start()
+        try:
+            executor.run(fail)
+        except RankError as error:
+            return str(error), error.rank, repr(error.__cause__)
+
+    text, rank, cause = on_ray(use)
+    assert text.startswith("the job was formed again 1 time (reset_limit); process 2 (rank 1) on ")
+    assert (rank, cause) == (1, "ValueError('no data')")
+
+
 def test_too_few_slots_are_waited_for_no_longer_than_asked(on_ray):
     def use(cluster):
         from horoplug.ray import ElasticRayExecutor

@@ -15,7 +15,7 @@ from horoplug.rendezvous.network.libcrypto import Cipher, PrivateKey, libcrypto
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
-from horoplug.runner import exchange
+from horoplug.runner.functions import exchange
 from tests.harness.pieces import send_in_pieces
 from tests.harness.support import seed
 

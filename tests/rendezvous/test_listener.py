@@ -18,7 +18,7 @@ from horoplug.rendezvous.network.auth import Role, authenticate
 from horoplug.rendezvous.network.listener import MOST_UNAUTHENTICATED
 from horoplug.rendezvous.network.messages import MessageStream
 from horoplug.rendezvous.store import protocol
-from horoplug.runner.probe import PEER_CONTEXT, Probe
+from horoplug.runner.network.probe import PEER_CONTEXT, Probe
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 
@@ -44,7 +44,7 @@ from horoplug.rendezvous.connections.sockets import tcp_listener
 from horoplug.rendezvous.network.auth import Encryption
 from horoplug.rendezvous.network.listener import Listener, bind
 from horoplug.rendezvous.store.server import StoreServer
-from horoplug.runner.probe import Probe
+from horoplug.runner.network.probe import Probe
 
 kind, files, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 secret, never = bytes(range(32)), 600.0

@@ -26,7 +26,7 @@ from horoplug.rendezvous.network.auth import FRAME_BYTES, Handshake, Role
 from horoplug.rendezvous.network.messages import OVERHEAD
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
-from horoplug.runner import exchange
+from horoplug.runner.functions import exchange
 from tests.harness.pieces import send_in_pieces
 from tests.harness.relay import Relay
 from tests.harness.support import seed, until

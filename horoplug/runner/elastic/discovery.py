@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.runner.checks import UsageError
-from horoplug.runner.host_names import HostNames, Identify
-from horoplug.runner.hosts import parse_host
+from horoplug.runner.hosts.host_names import HostNames, Identify
+from horoplug.runner.hosts.hosts import parse_host
 
 SCRIPT_SECONDS = 30.0
 """Seconds that a discovery script may take, unless said otherwise."""
@@ -55,7 +55,7 @@ class HostDiscovery(ABC):
 
 
 class MergedHosts(HostDiscovery):
-    """The hosts of another discovery, with one name for each machine (runner/host_names.py)."""
+    """The hosts of another discovery, with one name for each machine (runner/hosts/host_names.py)."""
 
     def __init__(
         self, discovery: HostDiscovery, identify: Identify, unknown: str = "there is no host {}"

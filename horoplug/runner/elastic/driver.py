@@ -2,7 +2,7 @@
 
 The decisions are in roster.py. The processes ask through the rendezvous's store to take part
 (horoplug/rendezvous/elastic/messages.py). What starts and ends them is behind :class:`Workers`: agents on hosts
-(horoplug/runner/elastic_job.py), actors of Ray or tasks of Spark (horoplug/runner/elastic_worker_job.py)."""
+(horoplug/runner/job/elastic.py), actors of Ray or tasks of Spark (horoplug/runner/elastic_worker_job.py)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from horoplug.rendezvous.elastic.messages import (
 )
 from horoplug.rendezvous.elastic.stop_point import StopVote
 from horoplug.rendezvous.store.server import StoreServer
+from horoplug.runner.ending.finish import Finish
 
 from .discovery import DiscoveredHosts, FixedHosts, HostDiscovery, HostManager
 from .inbox import DiscoveryThread, Inbox
-from .roster import Action, Dismiss, Finish, Form, Kill, Limits, Notify, Roster, Say, Start
+from .roster import Action, Dismiss, Form, Kill, Limits, Notify, Roster, Say, Start
 from .stragglers import Pacing, Stragglers
 from .update import Update
 
@@ -57,8 +58,8 @@ class Workers(Protocol):
     def finish(self) -> None:
         """The job has ended without an error."""
 
-    def fail(self, code: int, text: str) -> None:
-        """The job has failed: end all processes. ``code``: the exit code; ``text``: why, in one line."""
+    def fail(self, finish: Finish) -> None:
+        """The job has failed: end all processes."""
 
     def say(self, text: str) -> None:
         """Show the user a line."""
@@ -262,10 +263,10 @@ class ElasticDriver:
                 self._workers.kill(process)
             case Say(text):
                 self._workers.say(text)
-            case Finish(code, text):
+            case Finish():
                 self.outcome = action
-                if code:
-                    self._workers.fail(code, text)
+                if action.code:
+                    self._workers.fail(action)
                 else:
                     self._workers.finish()
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from horoplug.base import config
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.rendezvous.elastic.messages import Membership, Ready
+from horoplug.runner.ending.finish import Finish, Why, count
 
 from .discovery import HostManager
 
@@ -30,6 +32,7 @@ LOSSES_WITHOUT_PROGRESS: Final = 3
 """The job ends after this number of memberships in a row that all members have left without having got on."""
 FAILURES_WITHOUT_PROGRESS: Final = 10
 """The job ends after this number of failed memberships in a row that have not got on."""
+_REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
 PROGRESS_SECONDS: Final = 60.0
 """A membership that lasts that long has got on, as has one in which a program has committed a state."""
 
@@ -50,6 +53,35 @@ class Limits:
     gather: float = 30.0
     start: float = 30.0
     hosts_may_come: bool = False
+
+
+def make_limits(
+    minimum: int,
+    maximum: int,
+    *,
+    wait: float | None = None,
+    resets: int | None = None,
+    hosts_may_come: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Limits:
+    """The limits of a job with the time limits of the configuration. ``wait``: seconds that the job waits for the
+    smallest number of processes, None: HOROVOD_ELASTIC_TIMEOUT; ``environment``: the variables that have the
+    configuration. The other arguments are those of :class:`Limits`.
+
+    Errors: ValueError for an invalid variable or a wrong number."""
+    if not 1 <= minimum <= maximum:
+        raise ValueError(
+            f"an elastic job has at least 1 process and at most as many as it may have, not {minimum} to {maximum}"
+        )
+    return Limits(
+        minimum,
+        maximum,
+        wait=config.value("ELASTIC_TIMEOUT", environment) if wait is None else wait,
+        resets=resets,
+        gather=config.value("GLOO_TIMEOUT_SECONDS", environment) + _REACTION_SECONDS,
+        start=config.value("START_TIMEOUT", environment),
+        hosts_may_come=hosts_may_come,
+    )
 
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
@@ -102,13 +134,6 @@ class Say(NamedTuple):
     text: str
 
 
-class Finish(NamedTuple):
-    """The job is over. ``code``: 0, or the exit code of a failure, which ``text`` describes in one line."""
-
-    code: int
-    text: str
-
-
 Action = Start | Form | Dismiss | Notify | Kill | Say | Finish
 
 
@@ -156,10 +181,10 @@ class Roster:
         self._start_until = -math.inf
         self._short_since: float | None = None
         self._starts_failed: dict[str, int] = {}
-        self._blamed: tuple[str, int] | None = None  # the first failure of the current membership
+        self._blamed = Finish()  # the first failure of the current membership, if it has a code
         self._finishing = False  # a process has ended its program
         self._noticed = False  # the job was told to end
-        self._end: tuple[int, str] | None = None
+        self._end: Finish | None = None
         self._over = False
         self._said: list[Action] = []
 
@@ -259,7 +284,7 @@ class Roster:
         if code == 0:
             self._finishing = True
             return
-        self._fail(process, f"{self._describe(process)} {text}", code, now)
+        self._fail(process, f"{self._describe(process)} {text}", code, now, number)
         if not process.joined:
             failed = self._starts_failed.get(process.host, 0) + 1
             self._starts_failed[process.host] = failed
@@ -276,14 +301,23 @@ class Roster:
             host, silently=True
         )
         note = "; it gets no new processes for now" if is_new else ""
-        self._fail(next(iter([*members, *counted]), None), f"host {host}: {text}", 1, now, note)
+        lost_one = next(iter([*members, *counted]), None)
+        self._fail(lost_one, f"host {host}: {text}", 1, now, None, note)
 
     def _fail(
-        self, process: _Process | None, text: str, code: int, now: float, note: str = ""
+        self,
+        process: _Process | None,
+        text: str,
+        code: int,
+        now: float,
+        number: int | None,
+        note: str = "",
     ) -> None:
+        """``number``: the process that is to blame; None: its host is."""
         self._said.append(Say(text + note))
-        if self._blamed is None:
-            self._blamed = text, code if code > 0 else 128 - code
+        if not self._blamed.code:
+            code = code if code > 0 else 128 - code
+            self._blamed = Finish(code, cause=text, process=number)
         if process is not None and process.number in self._members:
             self._has_failed = True
             self._end_membership(now)
@@ -323,16 +357,15 @@ class Roster:
         actions = self._said + actions
         self._said = []
         if self._end is None and (self._finishing or self._noticed) and not self._live:
-            text, code = self._blamed or ("", 0)
             if self._has_failed:
-                self._end = code, text
+                self._end = self._blamed
             elif self._noticed:
-                self._end = ENDED_ON_NOTICE, "the job has ended because it was told to"
+                self._end = Finish(ENDED_ON_NOTICE, Why.NOTICED)
             else:
-                self._end = 0, ""
+                self._end = Finish()
         if self._end is not None:
             self._over = True
-            actions.append(Finish(*self._end))
+            actions.append(self._end)
         return actions
 
     def due(self, now: float) -> float | None:
@@ -436,8 +469,7 @@ class Roster:
             self._resets += 1
             self._count_failures(now, is_loss=not survivors)
             if self._limits.resets is not None and self._resets > self._limits.resets:
-                times = _count(self._limits.resets, "time", "times")
-                self._fail_job(f"the job was formed again {times} (--reset-limit)")
+                self._fail_job(Why.RESETS, count(self._limits.resets, "time", "times"))
             if self._end is not None:
                 return
             # The store may still wait for the update of the last membership.
@@ -450,15 +482,15 @@ class Roster:
                 yield self._dismissal(process, "its slot is gone", is_error=False, now=now)
         self._formed_at, self._gather_until, self._short_since = now, None, None
         self._notified = self._progress = self._has_failed = False
-        self._blamed = None
+        self._blamed = Finish()
         for process in chosen:
             process.joined, process.waiting = True, False
             self._starts_failed.pop(process.host, None)
         if self._generation > 1:
             hosts = len({process.host for process in chosen})
-            processes = _count(len(chosen), "process", "processes")
+            processes = count(len(chosen), "process", "processes")
             self._said.append(
-                Say(f"the job goes on with {processes} on {_count(hosts, 'host', 'hosts')}")
+                Say(f"the job goes on with {processes} on {count(hosts, 'host', 'hosts')}")
             )
         attempts = tuple(process.attempt for process in chosen)
         yield Form(Membership(self._generation, self._members, must_sync), attempts)
@@ -475,11 +507,9 @@ class Roster:
         self._failures += 1
         self._losses = self._losses + 1 if is_loss else 0
         if self._losses >= LOSSES_WITHOUT_PROGRESS:
-            self._fail_job(f"the job has failed {self._losses} times in a row soon after its start")
+            self._fail_job(Why.LOSSES, f"{self._losses} times")
         elif self._failures >= FAILURES_WITHOUT_PROGRESS:
-            self._fail_job(
-                f"the job has failed {self._failures} times in a row without a commit between"
-            )
+            self._fail_job(Why.NO_PROGRESS, f"{self._failures} times")
 
     def _staying(self) -> set[int]:
         """The processes that have a slot on a host that the job may use. If a host has lost slots, its members keep
@@ -550,24 +580,24 @@ class Roster:
         if self._short_since is None:
             self._short_since = now
         minimum = self._minimum
-        processes = _count(minimum, "process", "processes")
+        processes = count(minimum, "process", "processes")
         # Processes that were dismissed still have slots, in which others start when they have ended.
         if (
             len(self._live) < minimum
             and not self._limits.hosts_may_come
             and self._hosts.next_return is None
         ):
-            self._fail_job(f"fewer than {processes} (--min-np) are left")
+            self._fail_job(Why.TOO_FEW_LEFT, processes)
         elif now >= self._short_since + self._limits.wait:
-            self._fail_job(
-                f"fewer than {processes} (--min-np) were ready for {self._limits.wait:g} s (--elastic-timeout)"
-            )
+            self._fail_job(Why.TOO_FEW_READY, processes, self._limits.wait)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def _fail_job(self, text: str) -> None:
-        cause, code = self._blamed or ("", 1)
-        self._end = code, f"{text}; {cause}" if cause else text
+    def _fail_job(self, why: Why, count: str, seconds: float = 0.0) -> None:
+        first = self._blamed
+        self._end = dataclasses.replace(
+            first, code=first.code or 1, why=why, count=count, seconds=seconds
+        )
 
     def _dismissal(self, process: _Process, reason: str, *, is_error: bool, now: float) -> Dismiss:
         process.waiting = False
@@ -575,10 +605,6 @@ class Roster:
         if process.dismissed:
             process.killed_at = now + self._limits.gather
         return Dismiss(process.number, process.attempt, reason, is_error)
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number} {one if number == 1 else more}"
 
 
 def _first_not_in(numbers: set[int]) -> int:

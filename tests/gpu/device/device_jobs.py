@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from horoplug._native import algorithms
-from horoplug.runner import gpu
+from horoplug.runner.diagnosis import gpu
 from tests.harness.support import Pool, Ranks
 from tests.harness.support import run_script as run_script
 

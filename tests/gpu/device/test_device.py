@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horoplug.common.gpu import libraries
-from horoplug.runner import gpu
+from horoplug.runner.diagnosis import gpu
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from horoplug.runner import gpu
+from horoplug.runner.diagnosis import gpu
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 

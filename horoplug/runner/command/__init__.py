@@ -1,0 +1,1 @@
+"""The command line: flags, configuration file, and the jobs that they describe."""

@@ -1,0 +1,1 @@
+"""What ``horovodrun --check-build`` prints."""

@@ -1,0 +1,1 @@
+"""Functions that are called on ranks, and their results."""

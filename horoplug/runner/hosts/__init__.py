@@ -1,0 +1,1 @@
+"""The hosts that users name, and which ranks they get."""

@@ -1,0 +1,1 @@
+"""The check of the network between hosts before ranks start."""
