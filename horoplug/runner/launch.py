@@ -113,11 +113,8 @@ def as_scheduled(options: Options) -> Options:
     hosts = None
     named = (options.hosts, options.hostfile, options.host_discovery_script)
     if all(value is None for value in named):
-        try:
-            find = lsf_hosts if options.controller == "jsrun" else allocation
-            hosts = find(os.environ) or None
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        find = lsf_hosts if options.controller == "jsrun" else allocation
+        hosts = find(os.environ) or None
     if hosts is not None and options.num_proc is not None and _is_here(hosts):
         return options
     if hosts is not None and (reason := why_over(os.environ)):

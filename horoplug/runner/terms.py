@@ -20,6 +20,7 @@ class Terms:
     hostfile: str = "hostfile"
     discovery: str = "host_discovery_script"
     interface: str = "network_interface"
+    forward: str = "HOROPLUG_FORWARD"
     output: str = "output_filename"
     mpi_args: str = "mpi_args"
     ssh: str = "HOROPLUG_SSH=ssh"
@@ -37,6 +38,7 @@ COMMAND_LINE: Final = Terms(
     hostfile="-hostfile",
     discovery="--host-discovery-script",
     interface="--network-interface",
+    forward="-x",
     output="--output-filename",
     mpi_args="--mpi-args and --binding-args",
     ssh="--ssh ssh",

@@ -89,9 +89,10 @@ class BarrierJob:
                     self._wait_for_ranks(job, service)
                     results = service.exchange.results(range(self._size))
                     first = self._blame.first
-                    if first is not None:
-                        results.by_rank(1, self._why_failed(first), first)
-                    found = results.by_rank(0)
+                    why = (
+                        "" if first is None else f"{self._texts[first]}; the other ranks were ended"
+                    )
+                    found = results.by_rank(int(first is not None), why, first)
                     self._release(service)
                     return found
             finally:
@@ -184,6 +185,8 @@ class BarrierJob:
                 self._output.feed(number, stream, data)
             case Ended(_, rank, code, problem):
                 self._rank_ended(rank, code or bool(problem), problem or describe(code), job)
+                if problem:
+                    self._texts[rank] = f"rank {rank}: {problem}"
             case Lost(task) if task in self._tasks and task.number is not None:
                 text = f"was lost: the Spark task or its executor on {task.host} has ended"
                 self._rank_ended(task.number, -signal.SIGKILL, text, job)
@@ -196,15 +199,10 @@ class BarrierJob:
     def _rank_ended(self, rank: int, code: int, text: str, job: WorkerJob) -> None:
         if rank not in self._blame.running:
             return
-        self._texts[rank] = text
+        self._texts[rank] = f"rank {rank} {text}"
         if code:
             job.lost(job.by_rank[rank], text)
         self._blame.ended(rank, code, job.departures(), time.monotonic(), present=job.present())
-
-    def _why_failed(self, rank: int) -> str:
-        text = self._texts[rank]
-        colon = ":" if text.startswith("its ") else ""
-        return f"rank {rank}{colon} {text}; the other ranks were ended"
 
     def _release(self, service: TaskService) -> None:
         for task in self._tasks:

@@ -83,6 +83,7 @@ def run(env, *arguments):
     )
 
 
+@pytest.mark.short
 def test_one_step_starts_the_agents_of_all_hosts(flux, tmp_path):
     done = run(flux(resources({"core": "0"})), "sh", "-c", "echo on $HOROVOD_HOSTNAME")
     assert (done.returncode, done.stderr) == (0, "")
@@ -124,6 +125,12 @@ def test_an_instance_that_does_not_answer_is_one_line(flux, printed, code, why):
     assert done.returncode == 2
     assert done.stderr.startswith(f"horovodrun: Flux has set FLUX_URI=local:///f, but: {why}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_host_that_has_left_the_instance_is_named(flux, monkeypatch):
+    monkeypatch.setenv("PATH", flux(resources({"core": "0"}))["PATH"])
+    with pytest.raises(OSError, match="'n4' is not in list"):
+        Flux("flux", "/opt/python").command(["n4"], "module")
 
 
 def test_command_of_flux(flux, monkeypatch):

@@ -13,6 +13,7 @@ from horoplug.rendezvous.bootstrap import slurm, slurm_task
 from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.bootstrap.launcher_environment import LAUNCHERS, inherited, recognise
 from horoplug.rendezvous.bootstrap.over_tcp import ports
+from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts.hosts import Host
 from horoplug.runner.start.allocation import allocation, why_over
 from tests.harness.starters import (
@@ -37,8 +38,8 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPI_LOCALRAN
 
 
 def complaint(function, *arguments):
-    """The text of the ValueError that a function raises. Checks that it is one line."""
-    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
+    """The text of the error that a function raises. Checks that it is one line."""
+    with pytest.raises((ValueError, UsageError), match=r"\A[^\n]+\Z") as caught:
         function(*arguments)
     return str(caught.value)
 

@@ -13,6 +13,7 @@ from horoplug.rendezvous.bootstrap import launcher_environment as launched
 from horoplug.rendezvous.bootstrap import over_tcp
 from horoplug.rendezvous.bootstrap.bootstrap import tcp_bootstrap_address
 from horoplug.rendezvous.bootstrap.job_key import key_file
+from horoplug.runner.checks import UsageError
 from horoplug.runner.start.allocation import allocation, scheduler
 
 # Runs in a process of its own, since loading an MPI library may have any side effect. MPI is not initialised.
@@ -113,7 +114,7 @@ def _scheduler(env: Mapping[str, str]) -> list[str]:
     lines = [f"{found.name}: {_shown(env, [found.variable])}"]
     try:
         hosts = allocation(env) or []
-    except ValueError as error:
+    except UsageError as error:
         return [*lines, f"but that is an error: {error}"]
     listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
     return [*lines, f"horovodrun without -np takes {listed}"]

@@ -126,7 +126,8 @@ class Job:
 
     def _begin(self) -> None:
         if not self._spec.is_local and (left_out := self._description.not_forwarded()):
-            self._console.say(f"not forwarded to other hosts without -x: {', '.join(left_out)}")
+            names = f"{self._spec.terms.forward}: {', '.join(left_out)}"
+            self._console.say(f"not forwarded to other hosts without {names}")
         try:
             self._policy.begin()
         except (StartError, LostError) as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from horoplug.rendezvous.bootstrap import slurm, slurm_task
+from horoplug.runner.checks import UsageError
 from horoplug.runner.hosts.hosts import Host, add_up
 
 from . import flux
@@ -93,7 +94,7 @@ SCHEDULERS: Final = (
 def allocation(env: Environment) -> list[Host] | None:
     """The hosts of the scheduler's job that this process runs in, each once; None outside of a job.
 
-    Errors: ValueError with a one-line message if the scheduler's variables are invalid."""
+    Errors: UsageError if the scheduler's variables are invalid."""
     found = scheduler(env)
     return None if found is None else _hosts(found, env)
 
@@ -116,14 +117,13 @@ def lsf_hosts(env: Environment) -> list[Host]:
 def _hosts(found: Scheduler, env: Environment) -> list[Host]:
     value = env[found.variable].strip()
     says = f"{found.name} has set {found.variable}={value[:80]}"
+    why = "which names no host"
     try:
         hosts = add_up(found.hosts(env, value))
-    except OSError as error:
-        raise ValueError(f"{says}, but: {error.strerror}; name the hosts with -H") from None
-    except ValueError as error:
-        raise ValueError(f"{says}, but: {error}; name the hosts with -H") from None
+    except (OSError, ValueError) as error:
+        hosts, why = [], f"but: {getattr(error, 'strerror', None) or error}"
     if not hosts:
-        raise ValueError(f"{says}, which names no host; name the hosts with -H")
+        raise UsageError(lambda t: f"{says}, {why}; name the hosts with {t.hosts}")
     return hosts
 
 

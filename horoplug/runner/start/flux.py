@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -25,8 +26,11 @@ class Flux(StepCommand):
     node_variable = ""  # the name of a node is that of its host
 
     def command(self, nodes: Sequence[str], module: str) -> list[str]:
-        brokers = [host.name for host in _resources(self.program)]
-        ranks = ",".join(str(brokers.index(node)) for node in nodes)
+        try:
+            brokers = [host.name for host in _resources(self.program)]
+            ranks = ",".join(str(brokers.index(node)) for node in nodes)
+        except ValueError as error:
+            raise OSError(errno.EIO, str(error)) from None
         return [
             *(self.program, "exec", f"--rank={ranks}", "--dir=/"),
             *(self.python, "-X", "utf8", "-m", module),
@@ -40,13 +44,16 @@ def hosts(env: Mapping[str, str], _: str) -> list[Host]:
 
 def _resources(program: str) -> list[Host]:
     """The hosts in the order of their brokers: Flux's resource set R (RFC 20)."""
-    done = subprocess.run(
-        [program, "resource", "R"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_SECONDS,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            [program, "resource", "R"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"flux resource R has not ended within {_SECONDS:g} s") from None
     if done.returncode:
         raise ValueError(f"flux resource R: {' '.join(done.stderr.split())}")
     try:

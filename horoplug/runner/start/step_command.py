@@ -39,7 +39,7 @@ class StepCommand(abc.ABC):
 
     @abc.abstractmethod
     def command(self, nodes: Sequence[str], module: str) -> list[str]:
-        """The command that runs a module of Python as one task on each node."""
+        """The command that runs a module of Python as one task on each node. Errors: OSError."""
 
     def environment(self) -> dict[str, str]:
         """The environment of the program."""
