@@ -22,6 +22,14 @@ from horoplug.runner.elastic.roster import Finish
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob, make_limits
 from horoplug.runner.run import RankError
 
+__all__ = [
+    "ElasticAdapter",
+    "ElasticParams",
+    "ElasticRayExecutor",
+    "RayHostDiscovery",
+    "TestDiscovery",
+]
+
 _UNLIMITED = 1 << 20
 
 

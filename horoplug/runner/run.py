@@ -26,6 +26,8 @@ from .checks import UsageError, check_folder
 from .forwarding import NAMED, exportable, split
 from .run_task import Failure, pack
 
+__all__ = ["RankError", "run"]
+
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 # The program removes the current folder from sys.path: a user's module there could shadow a standard module.
 _LAUNCHER = """import sys
