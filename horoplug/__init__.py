@@ -5,11 +5,10 @@ Importing the package loads nothing else: the NumPy functions (``hvd.init``, ``h
 from :mod:`horoplug.numpy` on first use. So the launcher starts fast, and works where NumPy or the core is missing.
 """
 
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+import typing as _typing
+from importlib import import_module as _import_module
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from horoplug.numpy import *  # noqa: F403
     from horoplug.runner.run import RankError as RankError
     from horoplug.runner.run import run as run
@@ -19,32 +18,28 @@ if TYPE_CHECKING:
 _LAUNCHER_NAMES = ("RankError", "run")
 
 
-if not TYPE_CHECKING:  # to which every name would seem to exist
+if not _typing.TYPE_CHECKING:  # to which every name would seem to exist
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         if name == "__version__":
             from importlib.metadata import PackageNotFoundError, version
 
             try:
                 return version("horoplug")
             except PackageNotFoundError:  # run from a checkout
-                return import_module("horoplug._native").version()
+                return _import_module("horoplug._native").version()
         if name == "__all__":
             return _functions()
         if name in _LAUNCHER_NAMES:
-            return getattr(import_module("horoplug.runner.run"), name)
+            return getattr(_import_module("horoplug.runner.run"), name)
         if name.startswith("_"):
             raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
-        return getattr(import_module("horoplug.numpy"), name)
+        return getattr(_import_module("horoplug.numpy"), name)
 
 
 def _functions() -> list[str]:
-    public = vars(import_module("horoplug.numpy")).items()
-    return [
-        name
-        for name, value in public
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    ]
+    names: list[str] = _import_module("horoplug.numpy").__all__
+    return names
 
 
 def __dir__() -> list[str]:

@@ -63,7 +63,7 @@ class LearningRateSchedule:
     ) -> None:
         super().__init__()
         if initial_lr is None:
-            raise ValueError(f"{type(self).__name__} needs initial_lr.")
+            raise ValueError(f"{type(self).__name__} needs initial_lr")
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -81,7 +81,7 @@ class LearningRateSchedule:
         self.steps_per_epoch = self.params.get("steps")
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{type(self).__name__} cannot determine the number of steps per epoch: pass steps_per_epoch=."
+                f"{type(self).__name__} cannot determine the number of steps per epoch: pass steps_per_epoch="
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -195,7 +195,7 @@ class BestModel:
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
             raise ValueError(
-                "BestModelCheckpoint needs a path to save the model: set its attribute filepath before fit."
+                "BestModelCheckpoint needs a path to save the model: set its attribute filepath before fit"
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 

@@ -1,27 +1,25 @@
 """The state that makes a Keras optimizer a distributed one."""
 
-import itertools
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from horoplug._keras.options import KerasReduction, ReductionOptions
+from horoplug._keras.options import KerasReduction
 from horoplug.base.alias import public_name
-from horoplug.common.context import context
 from horoplug.common.keras_updates import change_class
+from horoplug.common.per_job import FirstUses, PerJob
+from horoplug.common.reduction_options import ReductionOptions
+
+_OPTIMIZERS = PerJob(FirstUses)
 
 
 class Distribution:
-    """How a distributed optimizer reduces gradients.
+    """How a distributed optimizer reduces gradients. ``factor``: the reduced gradients are multiplied by this
+    number."""
 
-    ``passes``: backward_passes_per_step; 1 if gradients are accumulated because of Keras' own setting only. ``factor``:
-    the reduced gradients are multiplied by this number."""
-
-    def __init__(self, backend: Any, options: ReductionOptions, passes: int, factor: int) -> None:
+    def __init__(self, backend: Any, options: ReductionOptions, factor: int) -> None:
         self.options = options
         self.reduction: KerasReduction = backend.BackendReduction(options)
-        self.passes = passes
         # Variables that are not reduced, by id. The dictionary holds the objects, so that their ids are not used again.
         self.local: dict[int, Any] = {}
         self._backend = backend
@@ -31,18 +29,9 @@ class Distribution:
 
     @property
     def name(self) -> str:
-        """The prefix of the names of this optimizer's operations, which no other optimizer has.
-
-        The names that Keras gives to optimizers depend on what else a process has created, and may differ between
-        ranks. This name contains the index of the distributed optimizer in the job, in the order of first use, which
-        is the same on every rank."""
-        names = context.per_job.setdefault(Distribution, weakref.WeakKeyDictionary())
-        if self not in names:
-            count = context.per_job.setdefault((Distribution, self.options.name), itertools.count())
-            index = next(count)
-            names[self] = f"{self.options.name}_{index}" if index else self.options.name
-        name: str = names[self]
-        return name
+        """The prefix of the names of this optimizer's operations, which no other optimizer has."""
+        index = _OPTIMIZERS.get().number(self, self.options.name)
+        return f"{self.options.name}_{index}" if index else self.options.name
 
     def register_local(self, variable: Any) -> None:
         """Exclude the gradient of a variable from the reduction."""
@@ -101,7 +90,7 @@ class Distribution:
         if self._passes_since_reduction > steps:
             raise RuntimeError(
                 "the optimizer has applied accumulated gradients without calling `_clip_gradients` before, in which "
-                "DistributedOptimizer reduces them; use it without gradient_accumulation_steps."
+                "DistributedOptimizer reduces them; use it without gradient_accumulation_steps"
             )
 
 

@@ -68,7 +68,7 @@ def _check_shapes_and_dtypes(
         if len(found) != len(expected):
             raise HorovodInternalError(
                 f"broadcast of variables: rank {root_rank} has {len(expected)} variables, rank {rank} has "
-                f"{len(found)}; all ranks need the same model and optimizer."
+                f"{len(found)}; all ranks need the same model and optimizer"
             )
         for (shape, dtype), (other_shape, other_dtype), name in zip(
             expected, found, names, strict=True
@@ -76,7 +76,7 @@ def _check_shapes_and_dtypes(
             if (shape, dtype) != (other_shape, other_dtype):
                 raise HorovodInternalError(
                     f"broadcast of variables: {name} is {dtype}{list(shape)} on rank {root_rank} and "
-                    f"{other_dtype}{list(other_shape)} on rank {rank}; all ranks need the same model and optimizer."
+                    f"{other_dtype}{list(other_shape)} on rank {rank}; all ranks need the same model and optimizer"
                 )
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from horoplug._keras.backends import tensorflow as backend
 from horoplug._keras.distribution import Distribution, make_distributed
-from horoplug._keras.options import ReductionOptions
 from horoplug.common.keras_updates import updating
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.tensorflow.gradient_aggregation import LocalGradientAggregationHelper as Helper
 
 
@@ -36,17 +36,15 @@ class _DistributedMixin:
         return self._aggregation.apply_gradients(update, self, pairs)
 
 
-def distribute(
-    optimizer: Any, options: ReductionOptions, passes: int, average_aggregated: bool
-) -> Any:
+def distribute(optimizer: Any, options: ReductionOptions) -> Any:
     """Make an optimizer of Keras 2 a distributed one; see :func:`horoplug._keras.keras3.distribute`."""
-    distribution = Distribution(backend, options, passes, 1)
+    distribution = Distribution(backend, options, 1)
     made = make_distributed(optimizer, _DistributedMixin, distribution)
     type(made)._aggregation = Helper(
-        passes,
+        options.backward_passes_per_step,
         distribution.reduce,
         options.sparse_as_dense,
-        average_aggregated,
+        options.average_aggregated_gradients,
         optimizer_type=Helper._OPTIMIZER_TYPE_KERAS,
         process_set=options.process_set,
         scale_local_gradients=options.scale_local_gradients,

@@ -13,8 +13,8 @@ from typing import Any
 from horoplug._keras import backends
 from horoplug._keras.distribution import Distribution, is_distributed, make_distributed
 from horoplug._keras.jit import compile_where_possible
-from horoplug._keras.options import ReductionOptions
 from horoplug.common.keras_updates import updating
+from horoplug.common.reduction_options import ReductionOptions
 
 
 class _DistributedMixin:
@@ -79,7 +79,7 @@ class _DistributedMixin:
         if not _accumulates_first(self):
             return vars(self)["iterations"]
         distribution = self._horoplug
-        if distribution.passes > 1 and not distribution.applying:
+        if distribution.options.backward_passes_per_step > 1 and not distribution.applying:
             return self._iterations
         return super().iterations  # type: ignore[misc]
 
@@ -103,23 +103,21 @@ def _accumulated(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     ]
 
 
-def distribute(
-    optimizer: Any, options: ReductionOptions, passes: int, average_aggregated: bool
-) -> Any:
-    """Make an optimizer of Keras 3 a distributed one.
-
-    ``passes``: backward_passes_per_step; ``average_aggregated``: average_aggregated_gradients."""
+def distribute(optimizer: Any, options: ReductionOptions) -> Any:
+    """Make an optimizer of Keras 3 a distributed one."""
     # Not an import statement, because only callers that need Keras may import it.
     keras = importlib.import_module("keras")
     _make_ranks_agree(keras.optimizers.LossScaleOptimizer)
     backend = backends.load(keras.backend.backend())
     if hasattr(backend, "can_compile"):
         compile_where_possible(keras.Model, backend.can_compile, is_distributed)
-    factor = 1
+    factor, passes = 1, options.backward_passes_per_step
     if passes > 1:
         _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
-        factor = 1 if average_aggregated else passes  # Keras divides the accumulated gradients
-    distribution = Distribution(backend, options, passes, factor)
+        factor = (
+            1 if options.average_aggregated_gradients else passes
+        )  # Keras divides the accumulated gradients
+    distribution = Distribution(backend, options, factor)
     return make_distributed(optimizer, _DistributedMixin, distribution)
 
 
@@ -152,7 +150,7 @@ def _accumulate(optimizer: Any, steps: int) -> None:
     if configured:
         raise ValueError(
             f"backward_passes_per_step={steps}, but the optimizer has gradient_accumulation_steps={configured}: set "
-            "only one of them."
+            "only one of them"
         )
     optimizer.gradient_accumulation_steps = steps
     if optimizer.built:

@@ -42,14 +42,14 @@ def allreduce(
 ) -> Any:
     """Reduce a value of one shape over all ranks, element by element; every rank gets the result.
 
-    value: a tensor or a variable of the Keras backend, for which the result is a tensor; or a NumPy array, a number or
-        a list, for which the result is a NumPy array. It has the same shape and dtype on all ranks.
-    name: pairs the calls of the ranks.
-    average: deprecated; True means op=Average, False means op=Sum.
-    prescale_factor, postscale_factor: factors for each rank's value before the reduction, and for the result.
-    op: Average (the default), Sum, Adasum, Min, Max or Product.
-    compression: such as ``Compression.fp16``; applies to tensors and variables only.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``value``: a tensor or a variable of the Keras backend, for which the result is a tensor; or a NumPy array, a number
+        or a list, for which the result is a NumPy array. It has the same shape and dtype on all ranks.
+    ``name``: pairs the calls of the ranks.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``prescale_factor``, ``postscale_factor``: factors for each rank's value before the reduction, and for the result.
+    ``op``: Average (the default), Sum, Adasum, Min, Max or Product.
+    ``compression``: such as ``Compression.fp16``; applies to tensors and variables only.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises TypeError or ValueError for what is invalid on this rank. If the ranks disagree or a rank has failed, raises
     HorovodInternalError, or for tensors of TensorFlow tf.errors.FailedPreconditionError or UnknownError.
@@ -78,10 +78,10 @@ def allgather(
     """Concatenate the ranks' values along the first dimension, which may differ between ranks, in rank order; a scalar
     counts as one row.
 
-    value: a tensor, a variable, a NumPy array, a number or a list, as for :func:`allreduce`, of the same dtype on all
-        ranks. The result has this dtype.
-    name: pairs the calls of the ranks.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``value``: a tensor, a variable, a NumPy array, a number or a list, as for :func:`allreduce`, of the same dtype on
+        all ranks. The result has this dtype.
+    ``name``: pairs the calls of the ranks.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises TypeError or ValueError for what is invalid on this rank. If the ranks disagree or a rank has failed, raises
     HorovodInternalError, or for tensors of TensorFlow tf.errors.FailedPreconditionError or UnknownError.
@@ -101,10 +101,10 @@ def broadcast(
 ) -> Any:
     """Return the value of rank `root_rank` (a global rank) on every rank. Shapes are the same on all ranks.
 
-    value: a tensor, a variable, a NumPy array, a number or a list, as for :func:`allreduce`, of the same shape and
+    ``value``: a tensor, a variable, a NumPy array, a number or a list, as for :func:`allreduce`, of the same shape and
         dtype on all ranks.
-    name: pairs the calls of the ranks.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises TypeError or ValueError for what is invalid on this rank. If the ranks disagree or a rank has failed, raises
     HorovodInternalError, or for tensors of TensorFlow tf.errors.FailedPreconditionError or UnknownError.
@@ -125,11 +125,11 @@ def reducescatter(
     """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
     The first `rows % size` ranks get one row more than the others.
 
-    value: a tensor, a variable, a NumPy array, a number or a list, as for :func:`allreduce`, of the same shape and
+    ``value``: a tensor, a variable, a NumPy array, a number or a list, as for :func:`allreduce`, of the same shape and
         dtype on all ranks. The result has this dtype.
-    op: Average (the default) or Sum.
-    name: pairs the calls of the ranks.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``op``: Average (the default) or Sum.
+    ``name``: pairs the calls of the ranks.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises TypeError or ValueError for what is invalid on this rank. If the ranks disagree or a rank has failed, raises
     HorovodInternalError, or for tensors of TensorFlow tf.errors.FailedPreconditionError or UnknownError.
@@ -157,6 +157,6 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
     if model is None:
         raise ValueError(
             "broadcast_global_variables needs the model: call broadcast_global_variables(0, model), or pass the "
-            "callback BroadcastGlobalVariablesCallback(0) to fit."
+            "callback BroadcastGlobalVariablesCallback(0) to fit"
         )
     broadcast_variables(weights(model), root_rank)

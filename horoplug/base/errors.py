@@ -1,4 +1,5 @@
-"""All exception classes of this package.
+"""The exception classes of ``import horoplug.torch as hvd`` and its like. The page docs/api/index.md lists those of the
+launchers as well.
 
 The names and base classes of the first group are Horovod's: training scripts catch them. The second group,
 :class:`RendezvousError` and its subclasses, is raised while the ranks of a job find and connect to each other; each
@@ -179,4 +180,4 @@ def not_an_optimizer(expected: str, given: object, function: str = "DistributedO
         found = f"the class {given.__name__}; pass an object of it"
     else:
         found = "None" if given is None else type(given).__name__
-    return f"{function} takes {expected}, got {found}."
+    return f"{function} takes {expected}, got {found}"

@@ -37,7 +37,7 @@ def not_a_tensor(expected: str, value: object, convert: str) -> TypeError:
         remedy = ""
     kind = type(value).__name__
     return TypeError(
-        f"expected {expected}, got {kind}{remedy and '; ' + remedy.format(convert=convert)}."
+        f"expected {expected}, got {kind}{remedy and '; ' + remedy.format(convert=convert)}"
     )
 
 
@@ -47,7 +47,7 @@ def check_mask(value: object) -> None:
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise TypeError(
             "expected an array, got a masked array, whose mask would be lost; pass x.filled(value), and the mask "
-            "np.ma.getmaskarray(x) in an operation of its own."
+            "np.ma.getmaskarray(x) in an operation of its own"
         )
 
 
@@ -68,9 +68,9 @@ def _converted(spec: OpSpec, argument: str, value: Any, convert: Callable[[Any],
     try:
         return convert(value)
     except OverflowError:
-        raise ValueError(f"{spec.name}: {argument}={shown(value)} is too large.") from None
+        raise ValueError(f"{spec.name}: {argument}={shown(value)} is too large") from None
     except Exception:  # whatever the conversion of a foreign object raises
-        raise TypeError(f"{spec.name}: {argument}= takes {kind}, got {shown(value)}.") from None
+        raise TypeError(f"{spec.name}: {argument}= takes {kind}, got {shown(value)}") from None
 
 
 def _integer(value: Any) -> int:

@@ -85,7 +85,7 @@ def _ranks_of(comm: Any) -> tuple[int, ...] | None:
         return tuple(operator.index(rank) for rank in comm) or None
     except TypeError:
         raise ValueError(
-            f"init(comm=...) takes a list of ranks or a communicator of mpi4py, got {type(comm).__name__}."
+            f"init(comm=...) takes a list of ranks or a communicator of mpi4py, got {type(comm).__name__}"
         ) from None
 
 
@@ -95,13 +95,13 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(
-                f'init(process_sets={process_sets!r}): it takes a list of process sets or "dynamic".'
+                f'init(process_sets={process_sets!r}): it takes a list of process sets or "dynamic"'
             )
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # programs read it
         return []
     if not isinstance(process_sets, Iterable):
         raise ValueError(
-            f"init(process_sets=...) takes a list of process sets, got {type(process_sets).__name__}."
+            f"init(process_sets=...) takes a list of process sets, got {type(process_sets).__name__}"
         )
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
 
@@ -123,7 +123,7 @@ def _register(sets: Sequence[ProcessSet]) -> None:
     lists = [each.ranks for each in sets]
     for number, each in enumerate(sets):
         if each.ranks is not None and each.ranks in lists[:number]:
-            raise ValueError(f"init(process_sets=...): entry number {number} is a duplicate.")
+            raise ValueError(f"init(process_sets=...): entry number {number} is a duplicate")
         register(each)
 
 

@@ -23,8 +23,18 @@ def prepare(
     """An operation on a tensor of the dtype with this code, for :class:`Batch`. ``call`` must have a name."""
     name = spec.wire_name(call.name)
     assert name is not None
-    options = call.reduce_op, call.prescale, call.postscale, call.process_set, call.wire_dtype
-    return Prepared(spec.code, code, shape, name, *options, device)
+    return Prepared(
+        spec.code,
+        code,
+        shape,
+        name,
+        reduce_op=call.reduce_op,
+        prescale=call.prescale,
+        postscale=call.postscale,
+        process_set=call.process_set,
+        wire_dtype=call.wire_dtype,
+        device=device,
+    )
 
 
 class Batch(InFlight):

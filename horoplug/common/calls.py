@@ -53,7 +53,7 @@ def reducescatter(
     if resolve(op) not in (Average, Sum):
         # Horovod raises a RuntimeError where Adasum is not supported, and programs catch it.
         kind = NotImplementedError if op == Adasum else ValueError
-        raise kind(f"reducescatter supports op=Average and op=Sum, not {NAMES[op]}.")
+        raise kind(f"reducescatter supports op=Average and op=Sum, not {NAMES[op]}")
     set_id = process_set_id(process_set)
     return Call(name, op, 0, prescale_factor, postscale_factor, None, set_id)
 
@@ -67,7 +67,7 @@ def reduce(
     postscale_factor: float = 1.0,
 ) -> Call:
     if resolve(op) == Adasum:
-        raise NotImplementedError("reduce does not support op=Adasum; use allreduce.")
+        raise NotImplementedError("reduce does not support op=Adasum; use allreduce")
     set_id = process_set_id(process_set)
     return Call(name, op, root_rank, prescale_factor, postscale_factor, None, set_id)
 

@@ -162,7 +162,7 @@ def check_compressor(compression: Any) -> None:
     if not hasattr(compression, "compress"):
         raise TypeError(
             "compression= takes Compression.none, .fp16, .bf16, or a class with the methods compress and decompress, "
-            f"got {compression!r}."
+            f"got {compression!r}"
         )
 
 

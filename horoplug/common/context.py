@@ -47,8 +47,6 @@ class Context:
         """The sets that are registered, by id, without the global set."""
         self.added_sets = AddedSets()
         """The sets that ``add_process_set`` has added."""
-        self.per_job: dict[Any, Any] = {}
-        """State that other modules keep until the next init, by a key of their choice."""
         self.is_elastic = False
         """Whether this process was started in an elastic job, so that ``init`` may return with other ranks each
         time."""
@@ -68,6 +66,7 @@ class Context:
         self.ranks: tuple[int, ...] | None = None
         """The processes of the job, by the ranks that the launcher gave them; None: all."""
         self._followers: list[Callable[[Engine | None], None]] = []
+        self._at_init: list[Callable[[], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
         self._engine: Engine | None = None
         self._connections: PeerConnections | None = None
@@ -91,6 +90,11 @@ class Context:
     def initialized(self) -> bool:
         """Whether the engine runs: between ``init`` and ``shutdown``."""
         return self._engine is not None
+
+    @property
+    def job(self) -> int:
+        """Identifies the job: another number after each ``init``."""
+        return self._first_number
 
     @property
     def over_mpi(self) -> bool:
@@ -207,7 +211,7 @@ class Context:
         engine = self.engine()
         if not self._timeline_allowed:
             raise ValueError(
-                "Set HOROVOD_TIMELINE=DYNAMIC before init() to be able to start a timeline later."
+                "Set HOROVOD_TIMELINE=DYNAMIC before init() to be able to start a timeline later"
             )
         file = os.fsencode(path)
         if b"\0" in file:
@@ -368,6 +372,11 @@ class Context:
             if self._engine is not None:
                 follower(self._engine)
 
+    def at_init(self, forget: Callable[[], None]) -> None:
+        """Call a function in each ``init``, which forgets state of the previous job; see
+        :mod:`horoplug.common.per_job`."""
+        self._at_init.append(forget)
+
     def _tell_followers(self) -> None:
         for follower in self._followers:
             follower(self._engine)
@@ -395,12 +404,6 @@ class Context:
         """Forget these handles."""
         for handle in handles:
             self.operations.pop(handle, None)
-
-    def forget_process_set(self, number: int) -> None:
-        """Drop what other modules keep for operations of a set that was removed."""
-        keys = [key for key in list(self.per_job) if getattr(key, "process_set", None) == number]
-        for key in keys:
-            self.per_job.pop(key, None)
 
     def check_name(self, process_set: int, name: str) -> None:
         """Raises ValueError if an operation of this name was submitted and the program has not waited for any operation
@@ -441,7 +444,8 @@ class Context:
             operation.abandon()
         self.operations.clear()
         self.blocking.clear()
-        self.per_job.clear()
+        for forget in self._at_init:
+            forget()
         self._fresh.clear()
         self._first_number = next(self._numbers)
 
@@ -484,12 +488,12 @@ class Context:
 def _check_ranks(ranks: tuple[int, ...], config: Config) -> None:
     if len(set(ranks)) < len(ranks) or not all(0 <= rank < config.size for rank in ranks):
         raise ValueError(
-            f"init(comm={list(ranks)}): the ranks must be distinct numbers from 0 to {config.size - 1}."
+            f"init(comm={list(ranks)}): the ranks must be distinct numbers from 0 to {config.size - 1}"
         )
     if config.rank not in ranks:
         raise ValueError(
             f"init(comm={list(ranks)}) was called by rank {config.rank}, which is not in the list; call init() with "
-            "a list that contains it."
+            "a list that contains it"
         )
 
 

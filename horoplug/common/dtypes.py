@@ -34,4 +34,4 @@ BOOL: Final = CODES["bool"]
 def unsupported(dtype: object, supported: Iterable[object]) -> ValueError:
     """The error for a tensor whose dtype is none of ``supported``."""
     names = ", ".join(str(name) for name in supported)
-    return ValueError(f"dtype {dtype} is not supported; convert the tensor to one of: {names}.")
+    return ValueError(f"dtype {dtype} is not supported; convert the tensor to one of: {names}")

@@ -29,6 +29,8 @@ from horoplug.common.object_state import Kept, broadcast_values, keep, put_back
 from horoplug.common.objects import allgather_object, broadcast_object
 from horoplug.rendezvous.elastic.messages import HostUpdate
 
+__all__ = ["ObjectState", "State", "notification_manager", "run_fn"]
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 

@@ -27,12 +27,12 @@ class KerasProgress(Progress):
         if not hasattr(inner, "apply_gradients") or not hasattr(inner, "iterations"):
             raise ValueError(
                 f"rollback=False needs an optimizer of Keras, got {type(inner).__name__}: only its updates of the "
-                "parameters are known to follow all reductions of a step; use rollback=True."
+                "parameters are known to follow all reductions of a step; use rollback=True"
             )
         if any(_accumulates(each) for each in (optimizer, inner)):
             raise ValueError(
                 "rollback=False does not support gradients that the optimizer accumulates, since each rank has other "
-                "ones; use rollback=True, or neither backward_passes_per_step nor gradient_accumulation_steps."
+                "ones; use rollback=True, or neither backward_passes_per_step nor gradient_accumulation_steps"
             )
         self._optimizer = inner
         self._updated: dict[int, Any] = {}

@@ -17,6 +17,7 @@ from horoplug.common.byte_transfer import (
 from horoplug.common.context import context
 from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags, check
 from horoplug.common.opspec import Call
+from horoplug.common.per_job import PerJob
 from horoplug.common.process_sets import (
     ProcessSet,
     global_process_set,
@@ -24,7 +25,16 @@ from horoplug.common.process_sets import (
     process_set_id,
 )
 
-_TAGS = "object tags"  # key in context.per_job
+
+def _make_tags() -> ObjectTags:
+    connections = context.connections()
+    return ObjectTags(connections.object_key, connections.rank, connections.size)
+
+
+_TAGS = PerJob(_make_tags)
+"""This rank's object tags."""
+_LOCKS: PerJob[dict[tuple[str, ObjectOperation], threading.Lock]] = PerJob(dict)
+"""By side (a rank may send to itself) of an operation; see :func:`_lock`."""
 
 
 def broadcast_object(
@@ -50,7 +60,7 @@ def broadcast_object(
     set_id = process_set_id(process_set)
     operation = ObjectOperation("broadcast", set_id, str(name) if name else None)
     data = bytearray(dumps(obj) if is_root else b"")
-    tags = _tags()
+    tags = _TAGS.get()
     with _in_order(operation):
         header = bytearray(tags.seal(operation, data) if is_root else HEADER_BYTES)
         broadcast_bytes(header, Call(name and f"{name}.sz", root=root_rank, process_set=set_id))
@@ -80,7 +90,7 @@ def allgather_object(
     set_id = process_set_id(process_set)
     operation = ObjectOperation("allgather", set_id, str(name) if name else None)
     data = dumps(obj)
-    tags = _tags()
+    tags = _TAGS.get()
     own_rank = context.connections().rank
     with _in_order(operation):
         sent = bytearray(tags.seal(operation, data))
@@ -126,7 +136,7 @@ def send_object(
     set_id = process_set_id(process_set)
     data = bytearray(dumps(obj))
     operation = _point_to_point(context.connections().rank, dest, tag, set_id)
-    tags, call = _tags(), Call(None, root=dest, process_set=set_id, tag=tag)
+    tags, call = _TAGS.get(), Call(None, root=dest, process_set=set_id, tag=tag)
     with _lock("send", operation):
         send_bytes(bytearray(tags.seal(operation, data)), call)
         send_bytes(data, call)
@@ -148,7 +158,7 @@ def recv_object(source: int, tag: int = 0, process_set: ProcessSet = global_proc
     """
     set_id = process_set_id(process_set)
     operation = _point_to_point(source, context.connections().rank, tag, set_id)
-    tags, call = _tags(), Call(None, root=source, process_set=set_id, tag=tag)
+    tags, call = _TAGS.get(), Call(None, root=source, process_set=set_id, tag=tag)
     with _lock("recv", operation):
         header = bytearray(HEADER_BYTES)
         recv_bytes(header, call)
@@ -163,17 +173,6 @@ def _point_to_point(source: int, dest: int, tag: int, set_id: int) -> ObjectOper
     return ObjectOperation("recv", set_id, f"from {source} to {dest} with tag {tag}")
 
 
-def _tags() -> ObjectTags:
-    """This rank's object tags in the current generation."""
-    found = context.per_job.get(_TAGS)
-    if found is None:
-        connections = context.connections()
-        made = ObjectTags(connections.object_key, connections.rank, connections.size)
-        found = context.per_job.setdefault(_TAGS, made)
-    assert isinstance(found, ObjectTags)
-    return found
-
-
 _NAMED = contextlib.nullcontext()
 
 
@@ -184,10 +183,4 @@ def _in_order(operation: ObjectOperation) -> contextlib.AbstractContextManager[A
 
 
 def _lock(side: str, operation: ObjectOperation) -> contextlib.AbstractContextManager[Any]:
-    """The lock of a side (a rank may send to itself) of an operation, in the current generation."""
-    key = (side, operation)
-    lock = context.per_job.get(key)
-    if lock is None:
-        lock = context.per_job.setdefault(key, threading.Lock())
-    assert isinstance(lock, contextlib.AbstractContextManager)
-    return lock
+    return _LOCKS.get().setdefault((side, operation), threading.Lock())

@@ -269,8 +269,23 @@ def perform(
     name = _free_name(spec, call)
     key = context.hold((tensor, output))
     try:
-        handle = engine.perform(
-            spec.code, code, ((address, target, shape),), name, *call[1:], CPU, 0, False
+        handle = engine.perform(  # positional arguments: keywords would take a microsecond
+            spec.code,
+            code,
+            ((address, target, shape),),
+            name,
+            call.reduce_op,
+            call.root,
+            call.prescale,
+            call.postscale,
+            call.splits,
+            call.process_set,
+            call.wire_dtype,
+            call.tag,
+            call.layout,
+            CPU,
+            0,
+            False,
         )
     except Error as error:
         context.blocking.pop(key, None)
@@ -339,11 +354,8 @@ def _submit(
         ]
 
     inputs = [tensor for tensor, _, _, _, _ in described]
-    device, stream = described[0][4], 0
-    on_gpu: dict[str, Any] = {}
-    if device != CPU:
-        stream = adapter.stream(device, inputs)
-        on_gpu = {"device": device, "stream": stream}
+    device = described[0][4]
+    stream = 0 if device == CPU else adapter.stream(device, inputs)
     outputs: list[Tensor] | None
     if spec.output is Output.ROWS:
         outputs = None
@@ -368,7 +380,23 @@ def _submit(
         operation.targets = tensors
     try:
         start = engine.perform if blocking else engine.submit
-        operation.handle = start(spec.code, code, arguments, name, *call[1:], **on_gpu)
+        operation.handle = start(
+            spec.code,
+            code,
+            arguments,
+            name,
+            call.reduce_op,
+            call.root,
+            call.prescale,
+            call.postscale,
+            call.splits,
+            call.process_set,
+            call.wire_dtype,
+            call.tag,
+            call.layout,
+            device,
+            stream,
+        )
     except Error as error:
         context.operations.pop(operation.number, None)
         raise _failure(error) from None
@@ -391,7 +419,7 @@ def _submit_split(
     in_place: bool,
 ) -> SplitGroup:
     if not described:
-        raise ValueError(f"grouped_{spec.name} needs at least one tensor.")
+        raise ValueError(f"grouped_{spec.name} needs at least one tensor")
     keys = [(code, device) for _, code, _, _, device in described]
     several_devices = len({device for _, device in keys}) > 1
 

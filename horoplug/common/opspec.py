@@ -13,8 +13,7 @@ from horoplug.common.reduce_ops import Average
 
 
 class Call(NamedTuple):
-    """The options of one call, without its tensors: the arguments of ``Engine.submit`` that follow the tensors, in the
-    order of that method."""
+    """The options of one call, without its tensors: arguments of ``Engine.submit``."""
 
     name: str | None = None
     reduce_op: int = Average
@@ -91,19 +90,17 @@ class OpSpec:
         """The name. Raises TypeError if it is not a string."""
         if name is None or isinstance(name, str):
             return name
-        raise TypeError(f"{self.name}: name= takes a string, got {type(name).__name__}.")
+        raise TypeError(f"{self.name}: name= takes a string, got {type(name).__name__}")
 
     def check_ndim(self, ndim: int) -> None:
         """Raises ValueError for an input with fewer dimensions than the operation needs."""
         if ndim < self.min_ndim:
-            raise ValueError(f"{self.name} needs a first dimension to divide; a scalar has none.")
+            raise ValueError(f"{self.name} needs a first dimension to divide; a scalar has none")
 
     def check_bool(self, reduce_op: int) -> None:
         """Raises ValueError if the operation does not support ``reduce_op`` on tensors of bool."""
         if self.reduces and reduce_op == Average:
-            raise ValueError(
-                f"{self.name} of bool has no average; use op=Max (or) or op=Min (and)."
-            )
+            raise ValueError(f"{self.name} of bool has no average; use op=Max (or) or op=Min (and)")
 
 
 OPERATIONS: Final = (

@@ -47,7 +47,7 @@ class ProcessSet:
             self._ranks = sorted(operator.index(rank) for rank in ranks)
         except TypeError:
             text = " ".join(repr(ranks).split())
-            raise ValueError(f"ProcessSet takes the ranks as integers, got {text}.") from None
+            raise ValueError(f"ProcessSet takes the ranks as integers, got {text}") from None
 
     @property
     def ranks(self) -> list[int] | None:
@@ -163,7 +163,7 @@ def _ranks_in_job(communicator: Any) -> list[int]:
         return sorted(job.index(rank) for rank in members)
     except ValueError:
         raise ValueError(
-            f"the communicator has processes {list(members)}, of which not all are in this job of {list(job)}."
+            f"the communicator has processes {list(members)}, of which not all are in this job of {list(job)}"
         ) from None
 
 
@@ -184,7 +184,7 @@ def _add(process_set: ProcessSet) -> None:
     assert ranks is not None
     number = _number_of(ranks)
     if number is not None:
-        raise ValueError(f"process set {number} already has the ranks {ranks}.")
+        raise ValueError(f"process set {number} already has the ranks {ranks}")
     try:
         process_set.process_set_id = await_value(engine, engine.add_process_set(ranks))
     except Error as error:
@@ -234,7 +234,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
             f"remove_process_set takes a ProcessSet, got {type(process_set).__name__}; pass what add_process_set has "
-            "returned."
+            "returned"
         )
     number = process_set.process_set_id
     if not number:  # of an added set after a reset: left out, or the global set stands for it
@@ -243,7 +243,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         await_value(engine, engine.remove_process_set(number))
     except Error as error:
         raise exception(error) from None
-    context.forget_process_set(number)
     # The caller's object may differ from the registered one.
     for known in (context.process_sets.pop(number, process_set), process_set):
         context.added_sets.remove(known.ranks or ())
@@ -268,14 +267,12 @@ def process_set_id(process_set: ProcessSet) -> int:
         number = process_set.process_set_id
     except AttributeError:
         raise TypeError(
-            f"process_set= takes a ProcessSet, got {type(process_set).__name__}."
+            f"process_set= takes a ProcessSet, got {type(process_set).__name__}"
         ) from None
     if number is None:
         raise ValueError(
-            f"{process_set} is not registered in this job; use add_process_set, on every rank."
+            f"{process_set} is not registered in this job; use add_process_set, on every rank"
         )
     if number and number not in context.process_sets:
-        raise ValueError(
-            f"{process_set} has the id {number}, which no process set of this job has."
-        )
+        raise ValueError(f"{process_set} has the id {number}, which no process set of this job has")
     return number

@@ -33,19 +33,19 @@ def resolve(op: int | None, average: bool | None = None) -> int:
             chosen = Average if average else Sum  # Horovod takes anything that is true or false
         except Exception:  # such as an array of several elements
             kind = type(average).__name__
-            raise TypeError(f"average= takes True or False, got {kind}.") from None
+            raise TypeError(f"average= takes True or False, got {kind}") from None
         text = "average= is deprecated: use op=Average or op=Sum"
         warnings.warn(text, DeprecationWarning, stacklevel=_callers_level())
         return chosen
     if average is not None:
-        raise ValueError("op= supersedes average=: give only one of them.")
+        raise ValueError("op= supersedes average=: give only one of them")
     try:
         is_known = op in _NUMBERS
     except TypeError:  # an unhashable value, such as a list
         is_known = False
     if not is_known:
         text = " ".join(repr(op).split())
-        raise ValueError(f"op={text} is not a reduction; use one of {', '.join(NAMES)}.")
+        raise ValueError(f"op={text} is not a reduction; use one of {', '.join(NAMES)}")
     return int(op)
 
 
@@ -62,5 +62,5 @@ def check_ranks(op: int, size: int | None) -> None:
     if op == Adasum and size is not None and size & (size - 1):
         raise NotImplementedError(
             f"op=Adasum is not implemented for {size} ranks, only for a power of two; use 2, 4, 8 ... ranks, a process "
-            "set of that size, or another op."
+            "set of that size, or another op"
         )

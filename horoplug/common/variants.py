@@ -108,7 +108,7 @@ def _find(function: str, handle: Any) -> Waitable | None:
     if not isinstance(handle, Integral):
         raise TypeError(
             f"{function} takes a handle, which the functions with _async in their names return, got "
-            f"{type(handle).__name__}."
+            f"{type(handle).__name__}"
         )
     return context.find(int(handle))
 
@@ -195,7 +195,7 @@ def _variant(
 
         def of_list(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             if not isinstance(tensors, (list, tuple)):  # a tensor would be taken row by row
-                raise TypeError(f"{name} takes a list of tensors, got {type(tensors).__name__}.")
+                raise TypeError(f"{name} takes a list of tensors, got {type(tensors).__name__}")
             return run(tensors, args, kwargs)
 
         function = of_list
@@ -324,7 +324,7 @@ def _document(
         f"{tensors} {spec.takes}. Supported dtypes: {about.dtypes}."
     )
     lists = [
-        _filled(f"{each}: {documented[each].format(reductions=spec.reductions)}", "    ")
+        _filled(f"``{each}``: {documented[each].format(reductions=spec.reductions)}", "    ")
         for each in parameters
         if each in documented
     ]

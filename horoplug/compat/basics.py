@@ -51,7 +51,7 @@ class HorovodBasics:
     def _ranks_of(self, process_set_id: int) -> list[int]:
         ranks = self._get_process_set_ids_and_ranks().get(process_set_id)
         if ranks is None:
-            raise ValueError(f"there is no process set {process_set_id} in this job.")
+            raise ValueError(f"there is no process set {process_set_id} in this job")
         return ranks
 
     def _process_set_size(self, process_set_id: int) -> int:
@@ -62,7 +62,7 @@ class HorovodBasics:
         """This process's rank in a process set. Raises ValueError for an unknown id, or if the process is not in it."""
         ranks, rank = self._ranks_of(process_set_id), context.connections().rank
         if rank not in ranks:
-            raise ValueError(f"rank {rank} is not in process set {process_set_id}.")
+            raise ValueError(f"rank {rank} is not in process set {process_set_id}")
         return ranks.index(rank)
 
     def _add_process_set_impl(self, ranks: Iterable[int]) -> int | None:
@@ -78,7 +78,7 @@ class HorovodBasics:
     def _comm_process_set_id(self, comm: Any) -> int:
         """Always raises ValueError: process sets cannot be found by an MPI communicator."""
         raise ValueError(
-            "process sets cannot be found by their communicator; give the ranks of the process set."
+            "process sets cannot be found by their communicator; give the ranks of the process set"
         )
 
 

@@ -33,7 +33,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
         if rank is not None and size is not None:
             return int(rank), int(size)
         if rank is not None or size is not None:
-            raise RuntimeError(f"only one of {names[0]} and {names[1]} is set.")
+            raise RuntimeError(f"only one of {names[0]} and {names[1]} is set")
     return 0, 1
 
 

@@ -97,5 +97,5 @@ def execute_function_multithreaded(
     for thread in threads:
         thread.join()
     if len(results) < len(args_list):
-        raise RuntimeError(f"{len(args_list) - len(results)} calls of {fn} have failed.")
+        raise RuntimeError(f"{len(args_list) - len(results)} calls of {fn} have failed")
     return results

@@ -31,4 +31,4 @@ class Timeout:
         """Raise TimeoutException after the deadline."""
         if self.timed_out():
             text = self._message.format(activity=activity).rstrip().removesuffix(".")
-            raise TimeoutException(f"{text}. Timeout after {self._seconds} seconds.")
+            raise TimeoutException(f"{text}. Timeout after {self._seconds} seconds")

@@ -7,13 +7,14 @@ import functools
 import importlib.util
 import itertools
 import os
-import re
 import subprocess
 import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, TypeVar
+
+from packaging.version import Version
 
 from horoplug.common import basics
 
@@ -125,7 +126,7 @@ def _report(found: Item, what: str, verbose: bool) -> Item:
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str | None) -> str:
     """The message for a framework whose version is not the one that Horovod was built for."""
-    return f"{name} is {version}, but was {installed_version} when the package was built."
+    return f"{name} is {version}, but was {installed_version} when the package was built"
 
 
 def check_installed_version(
@@ -180,23 +181,10 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
     Raises ValueError for arguments that are not strings of that form."""
     if not isinstance(ver, str) or not isinstance(target, str):
-        raise ValueError(f"versions are strings, got {ver!r} and {target!r}.")
+        raise ValueError(f"versions are strings, got {ver!r} and {target!r}")
     if len(target.split(".")) != 3:
-        raise ValueError(f"the version to compare with is major.minor.patch, got {target!r}.")
-    return _version(ver) >= _version(target)
-
-
-def _version(text: str) -> tuple[tuple[int, ...], bool]:
-    """(release numbers without trailing zeros, whether it is a final release)."""
-    match = re.match(
-        r"v?(\d+(?:\.\d+)*)(?:[._-]?(?:a|b|c|rc|alpha|beta|pre|preview|dev)\d*)?", text
-    )
-    if match is None:
-        raise ValueError(f"{text!r} is not a version.")
-    numbers = [int(number) for number in match[1].split(".")]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers), match.end() == match.end(1)
+        raise ValueError(f"the version to compare with is major.minor.patch, got {target!r}")
+    return Version(ver) >= Version(target)
 
 
 def get_average_backwards_compatibility_fun(
@@ -209,7 +197,7 @@ def get_average_backwards_compatibility_fun(
 
     def resolve(op: int | None, average: bool | None) -> int:
         if op is not None and average is not None:
-            raise ValueError("The op parameter supersedes average. Give only one of them.")
+            raise ValueError("The op parameter supersedes average. Give only one of them")
         if op is not None:
             return op
         if average is None:

@@ -97,7 +97,7 @@ def _evaluate(*arrays: Any, operation: str, call: Call, position: SetPosition) -
         if output.shape != expected:
             raise ValueError(
                 f"{operation}: differentiation requires arrays of one shape on all ranks; the output has the shape "
-                f"{output.shape}, not {expected}."
+                f"{output.shape}, not {expected}"
             )
     return outputs
 

@@ -66,7 +66,7 @@ def _broadcast(tree: Any, root_rank: int, name: str, process_set: ProcessSet) ->
     leaves, structure = jax.tree_util.tree_flatten(tree)
     call = calls.broadcast(root_rank, process_set=process_set)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise TypeError(f"{name} cannot be used inside of jax.jit; use hvd.broadcast there.")
+        raise TypeError(f"{name} cannot be used inside of jax.jit; use hvd.broadcast there")
     arrays: dict[int, Any] = {}
     others: dict[int, Any] = {}
     for i, leaf in enumerate(leaves):

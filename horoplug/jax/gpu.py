@@ -162,7 +162,7 @@ class _EagerCall:
             if all(output.is_ready() for output in outputs) and not self._has_ended(0):
                 wait_for_programs()  # so that the failure is not passed on to the next program
                 jax.block_until_ready(outputs)
-                raise RuntimeError("XLA has not run a Horovod operation.")
+                raise RuntimeError("XLA has not run a Horovod operation")
         reason = ctypes.c_char_p()
         status = LIBRARY.horoplug_jax_failure(self.number, ctypes.byref(reason))
         if status != 0:

@@ -54,7 +54,7 @@ def _register(target: str, handler: Any, platform: str) -> None:
 
 def _load() -> Any:
     if not _PATH.exists():
-        raise ImportError(f"{_PATH} is missing: build or install horoplug again.")
+        raise ImportError(f"{_PATH} is missing: build or install horoplug again")
     library = ctypes.CDLL(str(_PATH))
     int64s = ctypes.POINTER(ctypes.c_int64)
     for name, result, arguments in (

@@ -78,17 +78,15 @@ def refuse_sparse(operation: str, tree: Any) -> None:
     for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, kind)):
         if isinstance(leaf, kind):
             raise TypeError(
-                f"{operation} takes dense arrays, got a {type(leaf).__name__} of shape {leaf.shape}; use its todense()."
+                f"{operation} takes dense arrays, got a {type(leaf).__name__} of shape {leaf.shape}; use its todense()"
             )
 
 
 def _check_list(operation: str, tensors: Any) -> None:
     if not isinstance(tensors, (list, tuple)):  # an array would be one leaf of a pytree
-        raise TypeError(
-            f"grouped_{operation} takes a list of arrays, got {type(tensors).__name__}."
-        )
+        raise TypeError(f"grouped_{operation} takes a list of arrays, got {type(tensors).__name__}")
     if not tensors:
-        raise ValueError(f"grouped_{operation} needs at least one array.")
+        raise ValueError(f"grouped_{operation} needs at least one array")
 
 
 def allreduce(
@@ -136,7 +134,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of a list.
 
-    tensors: a list of arrays, of the same shapes and dtypes on all ranks. The result is a list of arrays.
+    ``tensors``: a list of arrays, of the same shapes and dtypes on all ranks. The result is a list of arrays.
 
     The other arguments are those of :func:`allreduce`.
 
@@ -164,10 +162,10 @@ def allgather(
     The first dimension may differ between ranks, except inside of ``jax.jit`` and under differentiation: there shapes
     are fixed before the ranks communicate, and a difference is an error when the operation runs.
 
-    tensor: an array, or a pytree of arrays, of the same dtype on all ranks, with rows of the same shape. The result has
-        this dtype.
-    name: pairs the calls of the ranks; without it, the order of the calls does.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``tensor``: an array, or a pytree of arrays, of the same dtype on all ranks, with rows of the same shape. The result
+        has this dtype.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
     HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
@@ -185,10 +183,10 @@ def grouped_allgather(
 ) -> list[Any]:
     """:func:`allgather` of a list.
 
-    tensors: a list of arrays, of the same dtypes on all ranks, with rows of the same shapes. The result is a list of
-        arrays.
-    name: pairs the calls of the ranks; without it, the order of the calls does.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``tensors``: a list of arrays, of the same dtypes on all ranks, with rows of the same shapes. The result is a list
+        of arrays.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
     HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
@@ -213,9 +211,10 @@ def broadcast(
     """Send the array, or the pytree of arrays, of rank `root_rank` (a global rank) to every rank. Shapes are the same
     on all ranks. Differentiable.
 
-    tensor: an array, or a pytree of arrays, of the same shapes and dtypes on all ranks, which are those of the result.
-    name: pairs the calls of the ranks; without it, the order of the calls does.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``tensor``: an array, or a pytree of arrays, of the same shapes and dtypes on all ranks, which are those of the
+        result.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
     HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
@@ -242,9 +241,9 @@ def alltoall(
     Inside of ``jax.jit`` and under differentiation, all ranks pass the same ``splits``, as constants, and arrays of one
     shape.
 
-    tensor: an array of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
-    name: pairs the calls of the ranks; without it, the order of the calls does.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``tensor``: an array of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before ``init``, TypeError or ValueError for what is invalid on this rank, and
     HorovodInternalError if the ranks disagree or a rank has failed. For an operation inside of ``jax.jit``, JAX raises
@@ -266,7 +265,7 @@ def alltoall(
         return bind("alltoall", [array], call)[0]
     size = process_set.size() or 0
     if len(call.splits) != size:
-        raise ValueError(f"splits has {len(call.splits)} entries for {size} ranks.")
+        raise ValueError(f"splits has {len(call.splits)} entries for {size} ranks")
     output = bind("alltoall", [array[: sum(call.splits)]], call)[0]
     return output, jnp.full(size, output.shape[0] // size, jnp.int32)
 
@@ -275,10 +274,10 @@ def _counts(splits: Any) -> tuple[int, ...] | None:
     if splits is None:
         return None
     if isinstance(splits, jax.core.Tracer):
-        raise TypeError("splits= must be known when alltoall is traced: pass a list of integers.")
+        raise TypeError("splits= must be known when alltoall is traced: pass a list of integers")
     counts = np.asarray(splits)
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
-        raise ValueError("splits= takes one integer for each rank.")
+        raise ValueError("splits= takes one integer for each rank")
     return tuple(int(count) for count in counts)
 
 
@@ -294,8 +293,8 @@ def reducescatter(
     """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
     The first `rows % size` ranks get one row more than the others. Differentiable.
 
-    tensor: an array, or a pytree of arrays, of the same shapes, with at least one dimension, and dtypes on all ranks.
-        The result has these dtypes.
+    ``tensor``: an array, or a pytree of arrays, of the same shapes, with at least one dimension, and dtypes on all
+        ranks. The result has these dtypes.
 
     The other arguments are those of :func:`allreduce`.
 
@@ -323,7 +322,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """:func:`reducescatter` of a list.
 
-    tensors: a list of arrays, of the same shapes and dtypes on all ranks. The result is a list of arrays.
+    ``tensors``: a list of arrays, of the same shapes and dtypes on all ranks. The result is a list of arrays.
 
     The other arguments are those of :func:`allreduce`.
 

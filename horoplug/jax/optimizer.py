@@ -12,7 +12,7 @@ from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
 from horoplug.jax.compression import Compression
-from horoplug.jax.reduction import Reduction
+from horoplug.jax.reduction import Options, Reduction
 
 if TYPE_CHECKING:
     import optax
@@ -41,15 +41,15 @@ def DistributedOptimizer(
     Its state is that of `optimizer`, or a :class:`DistributedState` if ``backward_passes_per_step`` is above 1.
     ``update`` works inside and outside of ``jax.jit``.
 
-    optimizer: an ``optax.GradientTransformation``.
-    compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
-    backward_passes_per_step: number of gradients that are added locally before they are reduced. The updates in between
-        are zero.
-    op: the reduction: Average, Sum, Adasum, Min, Max or Product.
-    average_aggregated_gradients: divide the added gradients by backward_passes_per_step.
-    gradient_predivide_factor: with Average, divide by this factor before the sum, and by size / factor after it.
-    process_set: the ranks over which gradients are reduced; other ranks use their own gradients.
-    groups: gradients that are reduced in one operation: the number of groups, or lists of leaf paths as
+    ``optimizer``: an ``optax.GradientTransformation``.
+    ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
+    ``backward_passes_per_step``: number of gradients that are added locally before they are reduced. The updates in
+        between are zero.
+    ``op``: the reduction: Average, Sum, Adasum, Min, Max or Product.
+    ``average_aggregated_gradients``: divide the added gradients by backward_passes_per_step.
+    ``gradient_predivide_factor``: with Average, divide by this factor before the sum, and by size / factor after it.
+    ``process_set``: the ranks over which gradients are reduced; other ranks use their own gradients.
+    ``groups``: gradients that are reduced in one operation: the number of groups, or lists of leaf paths as
         ``jax.tree_util.keystr`` writes them (a leaf in no list is reduced alone). Default: one group for each dtype.
 
     Raises ImportError if optax is not installed, TypeError if `optimizer` is not an optimizer of optax, and ValueError
@@ -67,16 +67,22 @@ def DistributedOptimizer(
         import optax
     except ImportError as error:
         raise ImportError(
-            "horoplug.jax.DistributedOptimizer needs optax: pip install optax."
+            "horoplug.jax.DistributedOptimizer needs optax: pip install optax"
         ) from error
     if not isinstance(optimizer, optax.GradientTransformation):
-        text = not_an_optimizer("an optimizer of optax", optimizer).removesuffix(".")
-        raise TypeError(f"{text}; {_remedy(optimizer)}.")
-    if backward_passes_per_step < 1:
-        raise ValueError("backward_passes_per_step must be at least 1.")
-    reduction = Reduction(
-        "DistributedOptimizer", compression, op, gradient_predivide_factor, groups, process_set
+        text = not_an_optimizer("an optimizer of optax", optimizer)
+        raise TypeError(f"{text}; {_remedy(optimizer)}")
+    options = Options(
+        name="DistributedOptimizer",
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        average_aggregated_gradients=average_aggregated_gradients,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        groups=groups,
     )
+    reduction = Reduction(options)
     inner = optax.with_extra_args_support(optimizer)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -158,12 +164,14 @@ def distributed_value_and_grad(
     """
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
     reduction = Reduction(
-        "distributed_value_and_grad",
-        compression,
-        op,
-        gradient_predivide_factor,
-        groups,
-        process_set,
+        Options(
+            name="distributed_value_and_grad",
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            process_set=process_set,
+            groups=groups,
+        )
     )
 
     def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -86,14 +86,14 @@ def _isolate_failures() -> None:
 
     def get_token_input(self: Any, effect: Any, devices: Any, *args: Any) -> Any:
         if isinstance(effect, CollectiveEffect):
-            job = context.per_job.setdefault(CollectiveEffect, object())
-            previous_job, self._horoplug_job = getattr(self, "_horoplug_job", None), job
+            previous_job = getattr(self, "_horoplug_job", None)
+            self._horoplug_job = job = context.job
             token = self.current_tokens.get(effect)
             if isinstance(token, core.Token):
                 failure = _failure(token)
                 if failure is not None:
                     del self.current_tokens[effect]
-                    if previous_job is job and _must_be_raised(failure):
+                    if previous_job == job and _must_be_raised(failure):
                         raise failure
                 elif token._buf.devices() == set(devices) and len(devices) == 1:
                     return token

@@ -41,7 +41,7 @@ def position_in(process_set: int, rows: int = -1) -> SetPosition:
     members = process_set_by_id(process_set)
     size, rank = members.size(), members.rank()
     if size is None or rank is None:
-        raise ValueError(f"this rank is not in {members}.")
+        raise ValueError(f"this rank is not in {members}")
     TRACED.has_sets |= process_set != 0
     return SetPosition(size, rank, rows)
 
@@ -80,7 +80,7 @@ def output_shape(
         if rows % position.size:
             raise ValueError(
                 "alltoall without splits needs a first dimension that is a multiple of the number of ranks: "
-                f"{rows} is not a multiple of {position.size}; give splits."
+                f"{rows} is not a multiple of {position.size}; give splits"
             )
         return shape
     return (call.splits[position.rank] * position.size, *rest)
@@ -139,7 +139,7 @@ def _lower(
 def _lower_unsupported(ctx: Any, *operands: Any, operation: str, **_: Any) -> Any:
     raise NotImplementedError(
         f"{operation} inside of jax.jit runs on CPUs and on NVIDIA GPUs only: call it outside of jax.jit, where arrays "
-        "pass through the host's memory, or set JAX_PLATFORMS=cpu."
+        "pass through the host's memory, or set JAX_PLATFORMS=cpu"
     )
 
 

@@ -6,49 +6,34 @@ from typing import Any
 
 import jax
 
-from horoplug.common.compression import check_compressor
-from horoplug.common.grouping import Groups, check_groups, split_indices
-from horoplug.common.process_sets import ProcessSet
-from horoplug.common.reduce_ops import Average
+from horoplug.common.grouping import split_indices
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.jax.mpi_ops import allreduce, refuse_sparse
 
 
-def _check_groups(groups: Groups) -> None:
+class Options(ReductionOptions):
+    """The options of a reduction of pytrees."""
+
     members = "the leaves' paths as jax.tree_util.keystr writes them"
-    check_groups(groups, members)
-    if not isinstance(groups, int) and not all(isinstance(p, str) for g in groups or () for p in g):
-        raise ValueError(f"groups takes a positive number or a list of lists of {members}.")
+    member_type = str
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced. The arguments are those of :func:`horoplug.jax.DistributedOptimizer`.
+    """How gradients are reduced."""
 
-    Raises ValueError for a predivide factor with another op than Average, and for invalid ``groups``."""
-
-    name: str  # prefix of the operations' names, the same on every rank
-    compression: Any
-    op: int
-    gradient_predivide_factor: float
-    groups: Groups
-    process_set: ProcessSet
-
-    def __post_init__(self) -> None:
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor is for op=Average only.")
-        check_compressor(self.compression)
-        _check_groups(self.groups)
+    options: ReductionOptions
 
     def reduce(self, gradients: Any) -> Any:
         """The reduced gradients. On ranks outside of the process set, the gradients are returned unchanged."""
-        if self.process_set.included() is False:
+        if self.options.process_set.included() is False:
             return gradients
-        refuse_sparse(self.name, gradients)
+        refuse_sparse(self.options.name, gradients)
         paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
         leaves = [leaf for _, leaf in paths]
         groups = self._split([jax.tree_util.keystr(path) for path, _ in paths])
         return jax.tree_util.tree_unflatten(
-            structure, self.reduce_groups(leaves, groups, self.name)
+            structure, self.reduce_groups(leaves, groups, self.options.name)
         )
 
     def reduce_groups(
@@ -61,11 +46,11 @@ class Reduction:
                 [leaves[i] for i in group],
                 # By index: the names of parameters may differ between ranks.
                 name=f"{name}.{len(leaves)}.{group[0]}",
-                compression=self.compression,
-                op=self.op,
-                prescale_factor=1.0 / self.gradient_predivide_factor,
-                postscale_factor=self.gradient_predivide_factor,
-                process_set=self.process_set,
+                compression=self.options.compression,
+                op=self.options.op,
+                prescale_factor=self.options.prescale,
+                postscale_factor=self.options.postscale,
+                process_set=self.options.process_set,
             )
             for i, result in zip(group, results, strict=True):
                 reduced[i] = result
@@ -74,12 +59,13 @@ class Reduction:
     def _split(self, paths: list[str]) -> list[list[int]]:
         """The indices of the gradients of each group."""
         indices = list(range(len(paths)))
-        if self.groups is None:
+        groups = self.options.groups
+        if groups is None:
             return [indices] if indices else []
-        if not isinstance(self.groups, int):
-            listed = {path for group in self.groups for path in group}
+        if not isinstance(groups, int):
+            listed = {path for group in groups for path in group}
             if unknown := sorted(listed - set(paths)):
                 raise ValueError(
-                    f"groups names {unknown[0]}, but the gradients are {', '.join(paths)}."
+                    f"groups names {unknown[0]}, but the gradients are {', '.join(paths)}"
                 )
-        return split_indices(indices, self.groups, paths)
+        return split_indices(indices, groups, paths)

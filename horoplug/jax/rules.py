@@ -38,7 +38,7 @@ def _jvp(
     bool, and the arrays of one operation have one dtype."""
     if BY_NAME[operation].reduces and call.reduce_op not in (Average, Sum, Adasum):
         raise NotImplementedError(
-            f"{operation} with op={NAMES[call.reduce_op]} has no gradient; use jax.lax.stop_gradient on its input."
+            f"{operation} with op={NAMES[call.reduce_op]} has no gradient; use jax.lax.stop_gradient on its input"
         )
     outputs = bind(operation, primals, call, position)
     call = call._replace(name=_renamed(call, _TANGENT))
@@ -136,7 +136,7 @@ def _batch(
     """One operation on the whole batch."""
     if call.reduce_op == Adasum and operation == "allreduce":
         raise NotImplementedError(
-            "allreduce with op=Adasum cannot be vmapped: it is not elementwise."
+            "allreduce with op=Adasum cannot be vmapped: it is not elementwise"
         )
     if BY_NAME[operation].output is not Output.ROWS:
         return bind(operation, arrays, call, position), dims

@@ -8,6 +8,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.strategies import ParallelStrategy
+from packaging.version import Version
 
 from horoplug.lightning import schedules
 from horoplug.lightning.environment import HorovodEnvironment
@@ -20,7 +21,7 @@ class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     ``Fabric(strategy="horovod")`` after ``import horoplug.lightning`` creates it without arguments. The module has to
     be set up before its optimizers, or together with them.
 
-    optimizer_options: further arguments of :func:`horoplug.torch.DistributedOptimizer`, such as ``compression``.
+    ``optimizer_options``: further arguments of :func:`horoplug.torch.DistributedOptimizer`, such as ``compression``.
     options: arguments of every strategy: accelerator, parallel_devices, cluster_environment, checkpoint_io, precision.
 
     Creating it joins the job, and raises the exceptions of ``hvd.init``.
@@ -41,7 +42,7 @@ class HorovodFabricStrategy(JobMixin, ParallelStrategy):  # type: ignore[misc]
     """
 
     def __init__(self, *, optimizer_options: dict[str, Any] | None = None, **options: Any) -> None:
-        if tuple(map(int, lightning.__version__.split(".")[:2])) < (2, 1):
+        if Version(lightning.__version__) < Version("2.1"):
             # Fabric does not ask the strategy for backward, at whose end the gradients would be reduced.
             raise ImportError(
                 f"Fabric with horoplug needs Lightning 2.1 or later, and this is {lightning.__version__}: pip install "

@@ -69,7 +69,7 @@ class JobMixin:
         if torch.cuda.device_count() > 1:
             raise ValueError(
                 f"rank {hvd.rank()} is process {local} of its host, and devices= has {len(devices)} of them: "
-                "pass devices='auto', or one device per process of a host."
+                "pass devices='auto', or one device per process of a host"
             )
         return devices[0]
 
@@ -100,7 +100,7 @@ class JobMixin:
         name = "mean" if reduce_op is None else str(reduce_op).rpartition(".")[2].lower()
         if name not in _OPS:
             raise ValueError(
-                f"HorovodStrategy reduces with {', '.join(_OPS)}, not with {reduce_op}."
+                f"HorovodStrategy reduces with {', '.join(_OPS)}, not with {reduce_op}"
             )
         op, process_set = _OPS[name], _process_set(group)
         if op == hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
@@ -169,5 +169,5 @@ def _process_set(group: Any) -> hvd.ProcessSet:
     if isinstance(group, hvd.ProcessSet):
         return group
     raise ValueError(
-        f"HorovodStrategy takes a process set of horoplug as a group, got {type(group).__name__}."
+        f"HorovodStrategy takes a process set of horoplug as a group, got {type(group).__name__}"
     )

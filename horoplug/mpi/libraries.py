@@ -27,5 +27,5 @@ def check_single_library() -> None:
     if len({(os.path.dirname(path), "libmpich." in path) for path in found}) > 1:
         raise ValueError(
             f"two MPI libraries are loaded in this process, {' and '.join(found)}: their symbols clash. Set "
-            "MPI4PY_LIBMPI to the library that the rest of the program uses."
+            "MPI4PY_LIBMPI to the library that the rest of the program uses"
         )

@@ -14,12 +14,13 @@ except ImportError as error:
         "horoplug.mxnet needs MXNet 1.9: pip install 'horoplug[mxnet]', with Python 3.11 or older"
     ) from error
 
+from horoplug.base.surface import declare as _declare
 from horoplug.mxnet import elastic as elastic
 from horoplug.mxnet import mpi_ops as mpi_ops
 from horoplug.mxnet.compression import Compression as Compression
-from horoplug.mxnet.functions import allgather_object as allgather_object
-from horoplug.mxnet.functions import broadcast_object as broadcast_object
 from horoplug.mxnet.mpi_ops import *  # noqa: F403
 from horoplug.mxnet.optimizer import DistributedOptimizer as DistributedOptimizer
 from horoplug.mxnet.optimizer import DistributedTrainer as DistributedTrainer
 from horoplug.mxnet.parameters import broadcast_parameters as broadcast_parameters
+
+_declare(globals(), "elastic", "mpi_ops")

@@ -28,14 +28,14 @@ _CODES[_BFLOAT16] = dtypes.CODES["bfloat16"]
 def check(tensor: Any) -> None:
     """Raises TypeError or ValueError for what is not a dense NDArray in host memory."""
     if not isinstance(tensor, mx.nd.NDArray):
-        raise TypeError(f"expected an NDArray of MXNet, got {type(tensor).__name__}.")
+        raise TypeError(f"expected an NDArray of MXNet, got {type(tensor).__name__}")
     if tensor.stype != "default":
         raise ValueError(
-            f"NDArrays of storage type {tensor.stype!r} are not supported; pass x.tostype('default')."
+            f"NDArrays of storage type {tensor.stype!r} are not supported; pass x.tostype('default')"
         )
     if tensor.context.device_type not in ("cpu", "cpu_pinned", "cpu_shared"):
         raise ValueError(
-            f"NDArrays on {tensor.context} are not supported; pass x.as_in_context(mx.cpu())."
+            f"NDArrays on {tensor.context} are not supported; pass x.as_in_context(mx.cpu())"
         )
 
 
@@ -94,7 +94,7 @@ class MXNetAdapter:
     def to_counts(self, splits: Any) -> list[int]:
         counts = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else np.asarray(splits)
         if counts.ndim != 1 or counts.dtype.kind not in "iuf" or (counts % 1).any():
-            raise ValueError("splits= takes one integer for each rank.")
+            raise ValueError("splits= takes one integer for each rank")
         return [int(count) for count in counts]
 
     def from_counts(self, counts: Sequence[int]) -> Any:

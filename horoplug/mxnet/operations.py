@@ -16,7 +16,7 @@ _ORDER: Final = {
     "alltoall": "splits name priority process_set",
     "reducescatter": "op name priority process_set prescale_factor postscale_factor",
 }
-_PRIORITY = "priority: accepted for compatibility with Horovod, and has no effect.\n"
+_PRIORITY = "``priority``: accepted for compatibility with Horovod, and has no effect.\n"
 
 
 def _horovods(function: Function, order: str) -> Function:
@@ -38,7 +38,7 @@ def _horovods(function: Function, order: str) -> Function:
     call.__name__ = call.__qualname__ = function.__name__
     call.__module__ = function.__module__
     text = function.__doc__ or ""
-    call.__doc__ = text.replace("\nprocess_set:", f"\n{_PRIORITY}process_set:", 1)
+    call.__doc__ = text.replace("\n``process_set``:", f"\n{_PRIORITY}``process_set``:", 1)
     made: Any = call
     made.__signature__ = signature
     parameters = {each.name: each.annotation for each in signature.parameters.values()}

@@ -21,18 +21,18 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
         those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -58,18 +58,18 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
         those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -96,18 +96,18 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
         those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -134,18 +134,18 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks, which are
         those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -174,18 +174,18 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -212,18 +212,18 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -251,18 +251,18 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -291,18 +291,18 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16,
         float32, float64.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -328,13 +328,13 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -356,13 +356,13 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -386,13 +386,13 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
-    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+    ``tensors``: a list of tensors, each one of the same dtype on all ranks, with rows of the same
         shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -415,13 +415,13 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
-    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+    ``tensors``: a list of tensors, each one of the same dtype on all ranks, with rows of the same
         shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -445,12 +445,12 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -473,12 +473,12 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -502,12 +502,12 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -531,12 +531,12 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -565,13 +565,13 @@ def alltoall(
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -605,13 +605,13 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -638,15 +638,15 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -672,15 +672,15 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -708,15 +708,15 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
-        bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -743,15 +743,15 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
-        bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    priority: accepted for compatibility with Horovod, and has no effect.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks. Supported
+        dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``priority``: accepted for compatibility with Horovod, and has no effect.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -778,14 +778,14 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -811,14 +811,14 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -845,14 +845,14 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -879,14 +879,14 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
+    ``tensor``: a dense NDArray in host memory, of the same shape and dtype on all ranks. Supported
         dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -912,12 +912,12 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -940,12 +940,12 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -972,12 +972,12 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1003,12 +1003,12 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
-    tensor: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the same
-        shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+    ``tensor``: a dense NDArray in host memory, of the same dtype on all ranks, with rows of the
+        same shape. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
         float64.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1032,10 +1032,11 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
-    tensor: a dense NDArray in host memory, of the shape and dtype that the recv of the other rank
-        has. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``tensor``: a dense NDArray in host memory, of the shape and dtype that the recv of the other
+        rank has. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1060,10 +1061,11 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the shape and dtype that the recv of the other rank
-        has. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``tensor``: a dense NDArray in host memory, of the shape and dtype that the recv of the other
+        rank has. Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32,
+        float64.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1090,10 +1092,10 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
-    tensor: a dense NDArray in host memory, of the shape and dtype that the other rank sends.
+    ``tensor``: a dense NDArray in host memory, of the shape and dtype that the other rank sends.
         Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1119,10 +1121,10 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense NDArray in host memory, of the shape and dtype that the other rank sends.
+    ``tensor``: a dense NDArray in host memory, of the shape and dtype that the other rank sends.
         Supported dtypes: bool, uint8, int8, int32, int64, float16, bfloat16, float32, float64.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises

@@ -7,10 +7,11 @@ import mxnet as mx
 
 from horoplug.common.compression import AnyCompressor
 from horoplug.common.process_sets import ProcessSet, global_process_set
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.mxnet.compression import Compression
-from horoplug.mxnet.gradients import Settings, average
+from horoplug.mxnet.gradients import average
 
-_OWN = ("_optimizer", "_settings")
+_OWN = ("_optimizer", "_options")
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
@@ -43,9 +44,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        settings = Settings(gradient_predivide_factor, num_groups, process_set)
-        settings.check()
-        self.__dict__.update(_optimizer=optimizer, _settings=settings)
+        options = ReductionOptions(
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            process_set=process_set,
+        )
+        self.__dict__.update(_optimizer=optimizer, _options=options)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # not made yet, such as by pickle
@@ -56,8 +60,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         setattr(self._optimizer, name, value)
 
     def __reduce__(self) -> Any:
-        settings = self._settings
-        return type(self), (self._optimizer, settings.predivide_factor, settings.groups)
+        options = self._options
+        return type(self), (
+            self._optimizer,
+            options.gradient_predivide_factor,
+            options.groups or 0,
+        )
 
     def create_state(self, index: Any, weight: Any) -> Any:
         return self._optimizer.create_state(index, weight)
@@ -85,7 +93,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     def _average(self, index: Any, grad: Any) -> None:
         is_list = isinstance(index, (list, tuple))
         names, gradients = (index, grad) if is_list else ([index], [grad])
-        average(self._settings, [str(name) for name in names], gradients)
+        average(self._options, [str(name) for name in names], gradients)
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
@@ -135,8 +143,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 "DistributedTrainer averages gradients itself: it takes the optimizer inside the DistributedOptimizer",
                 stacklevel=2,
             )
-        self._settings = Settings(gradient_predivide_factor, num_groups, process_set, compression)
-        self._settings.check()
+        self._options = ReductionOptions(
+            compression=compression,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            process_set=process_set,
+        )
         self._prefix = prefix or ""
         # The parameters have the same order on all ranks.
         params = sorted(params) if isinstance(params, (list, tuple)) else params
@@ -154,4 +166,4 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 )
             names.append(f"{self._prefix}{i}")
             gradients += found
-        average(self._settings, names, gradients)
+        average(self._options, names, gradients)

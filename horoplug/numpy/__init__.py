@@ -13,13 +13,8 @@ float8_e4m3fn and float8_e5m2. The operations are generated from the table in :m
 ``help(hvd.allreduce)`` describes each.
 """
 
-from horoplug.common.api import *  # noqa: F403
-from horoplug.common.objects import allgather_object as allgather_object
-from horoplug.common.objects import broadcast_object as broadcast_object
-from horoplug.common.objects import recv_object as recv_object
-from horoplug.common.objects import send_object as send_object
-from horoplug.common.variants import barrier as barrier
-from horoplug.common.variants import join as join
-from horoplug.common.variants import poll as poll
-from horoplug.common.variants import synchronize as synchronize
+from horoplug.base.surface import declare as _declare
+from horoplug.common.handle_api import *  # noqa: F403
 from horoplug.numpy.operations import *  # noqa: F403
+
+_declare(globals())

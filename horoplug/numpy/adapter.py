@@ -66,19 +66,19 @@ class NumpyAdapter:
                 array = cuda.array(tensor, in_place)
                 return (array, _code(array.dtype), *_on_gpu(array))
             if in_place and not isinstance(tensor, np.ndarray):
-                raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}.")
+                raise TypeError(f"expected a NumPy array, got {type(tensor).__name__}")
             tensor = _to_array(tensor)
         code = _code(tensor.dtype)
         if not tensor.flags.c_contiguous:
             if in_place:
                 raise ValueError(
                     "Tensor is required to be contiguous. Pass an array in C order "
-                    "(np.ascontiguousarray(x)), or use the variant that returns a new array."
+                    "(np.ascontiguousarray(x)), or use the variant that returns a new array"
                 )
             tensor = np.ascontiguousarray(tensor)
         if in_place and not tensor.flags.writeable:
             raise ValueError(
-                "the array is read-only; pass a copy, or use the variant that returns one."
+                "the array is read-only; pass a copy, or use the variant that returns one"
             )
         return tensor, code, _address(tensor), tensor.shape, CPU
 
@@ -114,7 +114,7 @@ class NumpyAdapter:
         except ValueError:  # lists of different lengths
             counts = np.empty(())
         if counts.ndim != 1 or counts.dtype.kind not in "iu":
-            raise ValueError("splits= takes one integer for each rank.")
+            raise ValueError("splits= takes one integer for each rank")
         return [int(count) for count in counts]
 
     def from_counts(self, counts: Sequence[int]) -> np.ndarray[Any, Any]:

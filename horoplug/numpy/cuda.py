@@ -15,6 +15,7 @@ import numpy as np
 from horoplug._native import DeviceMemory, Error
 from horoplug.common.arguments import not_a_tensor
 from horoplug.common.context import context
+from horoplug.common.per_job import PerJob
 from horoplug.common.status import exception
 from horoplug.numpy import dlpack
 
@@ -25,7 +26,8 @@ _MODULES: Final = {
     "tensorflow": "horoplug.tensorflow",
     "torch": "horoplug.torch",
 }
-_USED: Final = "GPU of arrays"  # key in Context.per_job
+_USED: Final = PerJob[list[int]](list)
+"""The GPU that this rank uses, once it is known."""
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _NO_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT: no GPU is current in this thread
 
@@ -86,7 +88,7 @@ def array(tensor: Any, in_place: bool) -> Any:
     package = type(tensor).__module__.partition(".")[0]
     if package in _MODULES:
         raise TypeError(
-            f"expected a NumPy array, got {type(tensor).__name__}; import {_MODULES[package]} as hvd for those."
+            f"expected a NumPy array, got {type(tensor).__name__}; import {_MODULES[package]} as hvd for those"
         )
     if isinstance(tensor, DeviceArray):
         return tensor
@@ -117,7 +119,7 @@ def stream(device: int, tensors: Sequence[Any]) -> int:
     found = {t.stream if isinstance(t, DeviceArray) else _current(device) for t in tensors}
     if len(found) != 1:
         raise ValueError(
-            "the arrays of a group are used in different streams; use one stream, or pass the arrays one by one."
+            "the arrays of a group are used in different streams; use one stream, or pass the arrays one by one"
         )
     return found.pop()
 
@@ -178,7 +180,7 @@ def _wrapped(tensor: Any, interface: dict[str, Any], in_place: bool) -> DeviceAr
     address, read_only = interface["data"]
     shape, dtype = interface["shape"], np.dtype(interface["typestr"])
     if interface.get("mask") is not None:
-        raise ValueError("the array has a mask, which operations would ignore.")
+        raise ValueError("the array has a mask, which operations would ignore")
     if not _in_order(interface.get("strides"), shape, dtype.itemsize):
         raise _not_in_order()
     if in_place and read_only:
@@ -215,13 +217,13 @@ def _in_order(strides: Sequence[int] | None, shape: Sequence[int], itemsize: int
 
 
 def _read_only() -> ValueError:
-    return ValueError("the array is read-only; pass a copy, or use the variant that returns one.")
+    return ValueError("the array is read-only; pass a copy, or use the variant that returns one")
 
 
 def _not_in_order() -> ValueError:
     return ValueError(
         "Tensor is required to be contiguous. Pass an array in C order, or use CuPy's arrays and the variant that "
-        "returns a new one."
+        "returns a new one"
     )
 
 
@@ -233,8 +235,9 @@ def _device(tensor: Any, address: int | None) -> int:
     Raises ValueError if the CUDA driver knows no device for the array."""
     if hasattr(tensor, "__dlpack_device__"):
         return int(tensor.__dlpack_device__()[1])
-    if not address and _USED in context.per_job:
-        return int(context.per_job[_USED])
+    used = _USED.get()
+    if not address and used:
+        return used[0]
     ordinal, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
     if address:
         status = driver.cuPointerGetAttribute(
@@ -245,6 +248,6 @@ def _device(tensor: Any, address: int | None) -> int:
         if status == _NO_CONTEXT:
             return 0
     if status != 0:
-        raise ValueError(f"the array is not on a CUDA device (the CUDA driver returned {status}).")
-    context.per_job[_USED] = ordinal.value
+        raise ValueError(f"the array is not on a CUDA device (the CUDA driver returned {status})")
+    used[:] = [ordinal.value]
     return ordinal.value

@@ -32,7 +32,7 @@ def take(tensor: Any) -> DlpackTensor:
         return take_dlpack(capsule)
     except BufferError as error:
         name = type(tensor).__name__
-        raise ValueError(f"the array of {name} cannot be read through DLPack: {error}.") from None
+        raise ValueError(f"the array of {name} cannot be read through DLPack: {error}") from None
 
 
 def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
@@ -47,7 +47,7 @@ def dtype_of(taken: DlpackTensor) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(getattr(importlib.import_module(row.package), row.name))
         return found
     except ImportError:
-        raise ValueError(f"NumPy has {row.name} from {row.package}; install it.") from None
+        raise ValueError(f"NumPy has {row.name} from {row.package}; install it") from None
 
 
 def give(

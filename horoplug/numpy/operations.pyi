@@ -24,18 +24,18 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
         bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
         bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -60,18 +60,18 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
         bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
         bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -97,18 +97,18 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
         bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
         bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -134,18 +134,18 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks, which are those of the result. Supported dtypes:
         bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
         bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -173,17 +173,17 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
-        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64,
+        complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -209,17 +209,17 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
-        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64,
+        complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -246,17 +246,17 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
-        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64,
+        complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -284,17 +284,17 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
-        complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64,
+        complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -319,13 +319,13 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -346,13 +346,13 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -375,12 +375,12 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
-    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+    ``tensors``: a list of tensors, each one of the same dtype on all ranks, with rows of the same
         shape. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
         complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -402,12 +402,12 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
-    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+    ``tensors``: a list of tensors, each one of the same dtype on all ranks, with rows of the same
         shape. Supported dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64,
         complex128; with ml_dtypes also bfloat16, float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -430,13 +430,13 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -458,13 +458,13 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -487,13 +487,13 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -516,13 +516,13 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -550,13 +550,13 @@ def alltoall(
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -588,13 +588,13 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -620,16 +620,16 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -654,16 +654,16 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -690,15 +690,15 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
-        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
-        bfloat16, float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks. Supported
+        dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes
+        also bfloat16, float8_e4m3fn and float8_e5m2.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -724,15 +724,15 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
-        bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also
-        bfloat16, float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks. Supported
+        dtypes: bool, (u)int8 to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes
+        also bfloat16, float8_e4m3fn and float8_e5m2.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -759,16 +759,16 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -794,16 +794,16 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -830,16 +830,16 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -866,16 +866,16 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16
-        to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same shape and dtype on all ranks. Supported dtypes: bool, (u)int8 to (u)int64,
+        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
         float8_e5m2.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -901,13 +901,13 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -930,13 +930,13 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -963,13 +963,13 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -995,13 +995,13 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the same dtype on all ranks, with rows of the same shape. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1025,12 +1025,12 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1055,12 +1055,12 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8 to
-        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the shape and dtype that the recv of the other rank has. Supported dtypes: bool, (u)int8
+        to (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
         float8_e4m3fn and float8_e5m2.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1087,12 +1087,12 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to (u)int64,
-        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
-        float8_e5m2.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1118,12 +1118,12 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers), of
-        the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to (u)int64,
-        float16 to float64, complex64, complex128; with ml_dtypes also bfloat16, float8_e4m3fn and
-        float8_e5m2.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``tensor``: a NumPy array or an array on a GPU (not in place: or a number or a list of numbers),
+        of the shape and dtype that the other rank sends. Supported dtypes: bool, (u)int8 to
+        (u)int64, float16 to float64, complex64, complex128; with ml_dtypes also bfloat16,
+        float8_e4m3fn and float8_e5m2.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises

@@ -19,8 +19,8 @@ if tuple(map(int, _ray.__version__.split(".")[:2])) < (2, 43):
         f"horoplug.ray needs Ray 2.43 or later, and this is {_ray.__version__}: pip install 'horoplug[ray]'"
     )
 
-from horoplug.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
-from horoplug.ray.runner import RayExecutor as RayExecutor
-from horoplug.ray.worker import BaseHorovodWorker as BaseHorovodWorker
+from horoplug.ray.elastic import ElasticRayExecutor
+from horoplug.ray.runner import RayExecutor
+from horoplug.ray.worker import BaseHorovodWorker
 
 __all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor"]

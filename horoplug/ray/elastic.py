@@ -24,6 +24,14 @@ from horoplug.runner.ending.finish import Finish
 from horoplug.runner.ending.results import RankError
 from horoplug.runner.terms import Terms
 
+__all__ = [
+    "ElasticAdapter",
+    "ElasticParams",
+    "ElasticRayExecutor",
+    "RayHostDiscovery",
+    "TestDiscovery",
+]
+
 _UNLIMITED = 1 << 20
 _OF_RAY_EXECUTOR = Terms(minimum="min_workers")
 

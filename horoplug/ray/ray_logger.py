@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+__all__ = ["configure", "log"]
+
 
 class _Queue(Protocol):
     def put(self, item: Any) -> None: ...

@@ -27,6 +27,8 @@ from horoplug.common import basics
 from horoplug.ray import cluster
 from horoplug.runner.worker_job import WorkerJob, enter
 
+__all__ = ["HoroplugConfig", "HoroplugTrainer"]
+
 _END_SECONDS: Final = 5.0
 """Limit for the workers to leave the job."""
 

@@ -28,6 +28,8 @@ from .ending.results import Results
 from .forwarding import NAMED, exportable, split
 from .functions.run_task import pack
 
+__all__ = ["RankError", "run"]
+
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 # The program removes the current folder from sys.path: a user's module there could shadow a standard module.
 _LAUNCHER = """import sys

@@ -14,6 +14,8 @@ from .service import executable_of
 from .session import INSTALL, active_context, is_dynamic, require_slots
 from .tasks import Ticket, serve
 
+__all__ = ["run_on_dataframe"]
+
 _UNEVEN: Final = ("join", "equal")
 
 

@@ -36,6 +36,8 @@ from .session import (
     wait_for_slots,
 )
 
+__all__ = ["run_elastic"]
+
 _NUMBERS: Final = 1 << 32  # the exchange's numbers of processes are less
 _END_SECONDS = 6.0  # limit for processes to end after a failure; see tasks.py
 _EXIT_SECONDS = 30.0  # limit for Spark's job to end once its tasks may

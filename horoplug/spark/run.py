@@ -15,6 +15,8 @@ from .service import executable_of
 from .session import active_context, is_dynamic, require_slots
 from .tasks import Ticket, serve
 
+__all__ = ["run"]
+
 
 def run(
     fn: Callable[..., Any],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
+__all__ = ["get_available_devices"]
+
 DEVICES: Final = "_HOROPLUG_SPARK_DEVICES"
 """The variable with the addresses of the task's GPUs, separated by commas."""
 

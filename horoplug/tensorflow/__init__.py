@@ -8,15 +8,16 @@ optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_
 hvd.broadcast_variables(model.variables, root_rank=0)  # once, after the first step
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 try:
     import tensorflow as _tensorflow  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "horoplug.tensorflow needs TensorFlow: pip install tensorflow (or tensorflow-cpu)."
+        "horoplug.tensorflow needs TensorFlow: pip install tensorflow (or tensorflow-cpu)"
     ) from error
 
+from horoplug.base.surface import declare as _declare
 from horoplug.common.api import *  # noqa: F403
 from horoplug.tensorflow import elastic as elastic
 from horoplug.tensorflow.compression import Compression as Compression
@@ -45,13 +46,16 @@ from horoplug.tensorflow.util import (
 from horoplug.tensorflow.util import refs_to_vars as refs_to_vars
 from horoplug.tensorflow.util import vars_to_refs as vars_to_refs
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from horoplug.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         if name == "SyncBatchNormalization":  # imports Keras, an optional dependency
             from horoplug.tensorflow.sync_batch_norm import SyncBatchNormalization
 
             return SyncBatchNormalization
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_declare(globals(), "elastic")

@@ -117,7 +117,7 @@ class TensorFlowState(InPlaceState):
         if not variables and not tf.executing_eagerly():
             variables = tf.compat.v1.global_variables()
         if variables is None:
-            raise ValueError("TensorFlowState needs variables=, a list of variables.")
+            raise ValueError("TensorFlowState needs variables=, a list of variables")
         self.variables = list(variables)
         self.session: Any = None
         if rollback and optimizer is not None:
@@ -126,14 +126,14 @@ class TensorFlowState(InPlaceState):
             if optimizer is None:
                 raise ValueError(
                     "rollback=False needs optimizer=, the optimizer of Keras that updates the variables; use "
-                    "rollback=True if the program updates them itself."
+                    "rollback=True if the program updates them itself"
                 )
             self.optimizer = optimizer
             self._progress = TensorFlowProgress(optimizer)
         if not tf.executing_eagerly():
             self.session = session or tf.compat.v1.get_default_session()
             if self.session is None:
-                raise ValueError("TensorFlowState needs session= in a graph of TensorFlow 1.")
+                raise ValueError("TensorFlowState needs session= in a graph of TensorFlow 1")
             self._new_values = [
                 tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables
             ]

@@ -46,7 +46,7 @@ def broadcast_variables(
     """
     if hasattr(variables, "assign") or not isinstance(variables, Iterable):
         raise TypeError(
-            f"broadcast_variables takes a list of variables, such as model.variables, got {shown(variables)}."
+            f"broadcast_variables takes a list of variables, such as model.variables, got {shown(variables)}"
         )
     assigned = broadcast_(list(variables), root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
@@ -72,7 +72,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly():
         raise RuntimeError(
             "broadcast_global_variables is for graphs of TensorFlow 1; use broadcast_variables(model.variables, "
-            "root_rank)."
+            "root_rank)"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 

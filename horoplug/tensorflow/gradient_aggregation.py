@@ -37,7 +37,7 @@ class LocalGradientAggregationHelper:
         name: str = "",
     ) -> None:
         if backward_passes_per_step < 1:
-            raise ValueError("backward_passes_per_step takes a positive number.")
+            raise ValueError("backward_passes_per_step takes a positive number")
         self.backward_passes_per_step = backward_passes_per_step
         self.allreduce_grads = allreduce_func
         self.sparse_as_dense = sparse_as_dense
@@ -143,7 +143,7 @@ class LocalGradientAggregationHelper:
             return grad
         if not self.sparse_as_dense:
             raise ValueError(
-                "backward_passes_per_step above 1 cannot add tf.IndexedSlices; use sparse_as_dense=True."
+                "backward_passes_per_step above 1 cannot add tf.IndexedSlices; use sparse_as_dense=True"
             )
         return tf.convert_to_tensor(grad)
 

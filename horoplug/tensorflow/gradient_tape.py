@@ -1,6 +1,5 @@
 """A ``tf.GradientTape`` whose gradients are reduced over the ranks."""
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -9,6 +8,7 @@ from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average
+from horoplug.common.reduction_options import ReductionOptions, weights_of
 from horoplug.tensorflow.compression import Compression
 from horoplug.tensorflow.library import do_not_convert
 from horoplug.tensorflow.reduction import Reduction
@@ -59,21 +59,6 @@ class _DistributedTape:
         )
 
 
-def _distributed(tape: Tape, arguments: Mapping[str, Any]) -> Tape:
-    """A tape that replaces `tape`. ``arguments``: those of the user's call, by name."""
-    if not isinstance(tape, tf.GradientTape):
-        raise TypeError(f"expected a tf.GradientTape, got {type(tape).__name__}.")
-    kind = type(tape)
-    made: Any = object.__new__(
-        type(kind.__name__, (_DistributedTape, kind), {"__module__": kind.__module__})
-    )
-    made.__dict__.update(vars(tape))
-    # The same name for both functions below: only some ranks may have local layers.
-    made._reduction = Reduction.of("DistributedGradientTape", arguments)
-    distributed: Tape = made
-    return distributed
-
-
 def DistributedGradientTape(
     gradtape: Tape,
     device_dense: str = "",
@@ -89,15 +74,15 @@ def DistributedGradientTape(
 ) -> Tape:
     """A tape that replaces `gradtape`, with a class derived from its class, whose ``gradient`` reduces over the ranks.
 
-    device_dense, device_sparse: the device on which TensorFlow places the operations.
-    compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
-    sparse_as_dense: convert ``tf.IndexedSlices`` to dense tensors first.
-    op: the reduction: Average, Sum, Adasum, Min, Max or Product.
-    gradient_predivide_factor: with Average, divide by this factor before the sum, and by size / factor after it.
-    groups: gradients that are reduced in one operation: the number of groups, or lists of variables (a variable in no
-        list is reduced alone). (num_groups is its older name.)
-    process_set: the ranks over which gradients are reduced; other ranks use their own gradients.
-    scale_local_gradients: divide the gradients of local sources (``register_local_source``) by the number of ranks,
+    ``device_dense``, ``device_sparse``: the device on which TensorFlow places the operations.
+    ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, or a class of your own.
+    ``sparse_as_dense``: convert ``tf.IndexedSlices`` to dense tensors first.
+    ``op``: the reduction: Average, Sum, Adasum, Min, Max or Product.
+    ``gradient_predivide_factor``: with Average, divide by this factor before the sum, and by size / factor after it.
+    ``groups``: gradients that are reduced in one operation: the number of groups, or lists of variables (a variable in
+        no list is reduced alone). (num_groups is its older name.)
+    ``process_set``: the ranks over which gradients are reduced; other ranks use their own gradients.
+    ``scale_local_gradients``: divide the gradients of local sources (``register_local_source``) by the number of ranks,
         like the average.
 
     Raises ValueError for invalid ``groups``, and for gradient_predivide_factor with another op than Average.
@@ -109,7 +94,19 @@ def DistributedGradientTape(
             loss = tf.reduce_sum(w * 3.0 * hvd.rank())  # the gradients are 0 and 3
         tape.gradient(loss, [w])  # -> [[1.5, 1.5]]
     """
-    return _distributed(gradtape, locals())
+    return PartialDistributedGradientTape(
+        gradtape,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
 
 
 def PartialDistributedGradientTape(
@@ -140,10 +137,29 @@ def PartialDistributedGradientTape(
             loss = tf.reduce_sum(layer(tf.ones((1, 2)) * 4.0 * (1 + hvd.rank())))
         tape.gradient(loss, layer.trainable_weights)  # -> [[[2.0], [2.0]]] on rank 0, [[[4.0], [4.0]]] on rank 1
     """
-    tape: Any = _distributed(gradtape, locals())
-    layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    for layer in layers:
-        for variable in layer.trainable_weights if layer is not None else ():
-            tape.register_local_source(variable)
-    distributed: Tape = tape
+    # The same name for both functions: only some ranks may have local layers.
+    options = ReductionOptions(
+        name="DistributedGradientTape",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"expected a tf.GradientTape, got {type(gradtape).__name__}")
+    kind = type(gradtape)
+    made: Any = object.__new__(
+        type(kind.__name__, (_DistributedTape, kind), {"__module__": kind.__module__})
+    )
+    made.__dict__.update(vars(gradtape))
+    made._reduction = Reduction(options)
+    for variable in weights_of(local_layers):
+        made.register_local_source(variable)
+    distributed: Tape = made
     return distributed

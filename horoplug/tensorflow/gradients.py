@@ -63,7 +63,7 @@ def _allreduce(forward: Forward, grads: Sequence[tf.Tensor]) -> Sequence[Any]:
     op = forward.op.get_attr("reduce_op")
     if op not in (Average, Sum, Adasum):
         raise NotImplementedError(
-            f"allreduce with op={NAMES[op]} has no gradient; use tf.stop_gradient on its input."
+            f"allreduce with op={NAMES[op]} has no gradient; use tf.stop_gradient on its input"
         )
     options = {
         "prescale": forward.number("prescale_factor"),

@@ -27,14 +27,14 @@ def _load() -> tuple[Any, bool]:
 
     Raises ImportError if the operations cannot be registered with this version of TensorFlow."""
     if not _PATH.exists():
-        raise ImportError(f"{_PATH} is missing: build or install horoplug again.")
+        raise ImportError(f"{_PATH} is missing: build or install horoplug again")
     module = tf.load_op_library(str(_PATH))
     library = ctypes.CDLL(str(_PATH))
     library.horoplug_tensorflow_problem.restype = ctypes.c_char_p
     problem = library.horoplug_tensorflow_problem().decode()
     if problem:
         raise ImportError(
-            f"horoplug cannot be used with TensorFlow {tf.__version__}, whose C API it needs: {problem}."
+            f"horoplug cannot be used with TensorFlow {tf.__version__}, whose C API it needs: {problem}"
         )
     library.horoplug_tensorflow_asynchronous.restype = ctypes.c_bool
     library.horoplug_tensorflow_use.restype = None

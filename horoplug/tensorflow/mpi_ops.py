@@ -62,10 +62,10 @@ def _reduce(
 def _converted(operation: str, tensors: Any) -> list[tf.Tensor]:
     if not isinstance(tensors, (list, tuple)):  # a single tensor would be iterated over its rows
         raise TypeError(
-            f"grouped_{operation} takes a list of tensors, got {type(tensors).__name__}."
+            f"grouped_{operation} takes a list of tensors, got {type(tensors).__name__}"
         )
     if not tensors:
-        raise ValueError(f"grouped_{operation} needs at least one tensor.")
+        raise ValueError(f"grouped_{operation} needs at least one tensor")
     return [to_tensor(tensor) for tensor in tensors]
 
 
@@ -111,12 +111,12 @@ def _allreduce_slices(
     if call.reduce_op not in (Average, Sum):
         raise NotImplementedError(
             f"allreduce of tf.IndexedSlices supports op=Average and op=Sum, not {NAMES[call.reduce_op]}; "
-            "convert it to a dense tensor with tf.convert_to_tensor."
+            "convert it to a dense tensor with tf.convert_to_tensor"
         )
     if call.prescale != 1.0 or call.postscale != 1.0:
         raise NotImplementedError(
             "allreduce of tf.IndexedSlices does not support prescale_factor and postscale_factor; convert it to a "
-            "dense tensor with tf.convert_to_tensor."
+            "dense tensor with tf.convert_to_tensor"
         )
     layout = (
         f"tf.IndexedSlices of {slices.dtype.name} {_dense_shape(slices)} ({NAMES[call.reduce_op]})"
@@ -157,15 +157,15 @@ def allreduce(
     result is a ``tf.IndexedSlices``, which may contain an index more than once. Its ``dense_shape`` has to be the same
     on all ranks.
 
-    tensor: a tensor, or what TensorFlow converts to one, of the same shape and dtype on all ranks.
-    average: deprecated; True means op=Average, False means op=Sum.
-    device_dense, device_sparse: the device on which TensorFlow places the operation.
-    compression: an attribute of :class:`Compression`, or a class of your own.
-    op: Average (the default), Sum, Adasum, Min, Max or Product.
-    prescale_factor, postscale_factor: factors for each rank's tensor before the reduction, and for the result.
-    name: pairs the calls of the ranks.
-    process_set: the ranks that take part; by default all ranks of the job.
-    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+    ``tensor``: a tensor, or what TensorFlow converts to one, of the same shape and dtype on all ranks.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``device_dense``, ``device_sparse``: the device on which TensorFlow places the operation.
+    ``compression``: an attribute of :class:`Compression`, or a class of your own.
+    ``op``: Average (the default), Sum, Adasum, Min, Max or Product.
+    ``prescale_factor``, ``postscale_factor``: factors for each rank's tensor before the reduction, and for the result.
+    ``name``: pairs the calls of the ranks.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``ignore_name_scope``: pair the calls by the name of the graph node without its name scopes.
 
     Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
     tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
@@ -202,7 +202,7 @@ def grouped_allreduce(
     """:func:`allreduce` of a list of tensors, which succeed or fail together. Each ``tf.IndexedSlices`` among them is
     reduced separately.
 
-    tensors: a list; each tensor has the same shape and dtype on all ranks. The result is a list of tensors of these
+    ``tensors``: a list; each tensor has the same shape and dtype on all ranks. The result is a list of tensors of these
         shapes and dtypes.
 
     The other arguments are those of :func:`allreduce`.
@@ -218,7 +218,7 @@ def grouped_allreduce(
     """
     call = calls.allreduce(average, name, op, prescale_factor, postscale_factor, process_set)
     if not isinstance(tensors, (list, tuple)):
-        raise TypeError(f"grouped_allreduce takes a list of tensors, got {type(tensors).__name__}.")
+        raise TypeError(f"grouped_allreduce takes a list of tensors, got {type(tensors).__name__}")
     results: dict[int, Any] = {}
     with _device(device_sparse):
         for i, tensor in enumerate(tensors):
@@ -245,10 +245,10 @@ def allgather(
     """Concatenate the ranks' tensors along the first dimension, which may differ between ranks, in rank order; a scalar
     counts as one row. Differentiable.
 
-    tensor: a tensor of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
-    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
-    process_set: the ranks that take part; by default all ranks of the job.
-    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+    ``tensor``: a tensor of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``ignore_name_scope``: pair the calls by the name of the graph node without its name scopes.
 
     Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
     tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
@@ -272,11 +272,11 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """:func:`allgather` of a list of tensors, which succeed or fail together.
 
-    tensors: a list; each tensor has the same dtype on all ranks, and rows of the same shape. The result is a list of
-        tensors.
-    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
-    process_set: the ranks that take part; by default all ranks of the job.
-    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+    ``tensors``: a list; each tensor has the same dtype on all ranks, and rows of the same shape. The result is a list
+        of tensors.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``ignore_name_scope``: pair the calls by the name of the graph node without its name scopes.
 
     Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
     tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
@@ -303,10 +303,10 @@ def broadcast(
     """Send the tensor of rank `root_rank` (a global rank) to every rank. Shapes are the same on all ranks.
     Differentiable.
 
-    tensor: a tensor of the same shape and dtype on all ranks, which are those of the result.
-    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
-    process_set: the ranks that take part; by default all ranks of the job.
-    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+    ``tensor``: a tensor of the same shape and dtype on all ranks, which are those of the result.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``ignore_name_scope``: pair the calls by the name of the graph node without its name scopes.
 
     Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
     tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
@@ -326,11 +326,11 @@ def _value(variable: Any) -> tf.Tensor:
     """The value of a variable. Raises TypeError, with its name, for one that cannot be broadcast."""
     name = getattr(variable, "path", None) or getattr(variable, "name", None)
     if not hasattr(variable, "assign"):
-        raise TypeError(f"broadcast of variables: expected a variable, got {shown(variable)}.")
+        raise TypeError(f"broadcast of variables: expected a variable, got {shown(variable)}")
     if getattr(variable.dtype, "name", variable.dtype) == "string":
         raise TypeError(
             f"broadcast of variables: {name} has the dtype string; leave it out, and pass its value to "
-            "broadcast_object."
+            "broadcast_object"
         )
     return to_tensor(variable)
 
@@ -345,8 +345,8 @@ def broadcast_(
     """Overwrite variables (of TensorFlow or Keras) with those of rank `root_rank` (a global rank). Returns the results
     of their ``assign`` methods, which a session must run in a graph of TensorFlow 1.
 
-    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
     tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
@@ -378,10 +378,10 @@ def alltoall(
     order. Rows beyond the splits are not sent. Without `splits`, each rank gets an equal part. With `splits` (int32,
     one for each rank), the result is (output, rows received from each rank). Differentiable.
 
-    tensor: a tensor of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
-    name: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
-    process_set: the ranks that take part; by default all ranks of the job.
-    ignore_name_scope: pair the calls by the name of the graph node without its name scopes.
+    ``tensor``: a tensor of the same dtype on all ranks, with rows of the same shape. The result has this dtype.
+    ``name``: pairs the calls of the ranks; without it, the order of the calls does, in a graph the name of the node.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``ignore_name_scope``: pair the calls by the name of the graph node without its name scopes.
 
     Raises TypeError, ValueError or tf.errors.InvalidArgumentError for what is invalid on this rank,
     tf.errors.FailedPreconditionError before ``init`` and if the ranks disagree, and tf.errors.UnknownError if a rank
@@ -414,7 +414,7 @@ def reducescatter(
     """Reduce like :func:`allreduce` (Average or Sum only) and return this rank's share of the rows (first dimension).
     The first `rows % size` ranks get one row more than the others. Differentiable.
 
-    tensor: a tensor of the same shape, with at least one dimension, and the same dtype on all ranks. The result has
+    ``tensor``: a tensor of the same shape, with at least one dimension, and the same dtype on all ranks. The result has
         this dtype.
 
     The other arguments are those of :func:`allreduce`.
@@ -446,7 +446,7 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """:func:`reducescatter` of a list of tensors, which succeed or fail together.
 
-    tensors: a list; each tensor has the same shape and dtype on all ranks. The result is a list of tensors.
+    ``tensors``: a list; each tensor has the same shape and dtype on all ranks. The result is a list of tensors.
 
     The other arguments are those of :func:`allreduce`.
 

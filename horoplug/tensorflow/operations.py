@@ -30,7 +30,7 @@ def to_tensor(value: Any) -> tf.Tensor:
     check_mask(value)
     for kind, remedy in _COMPOSITES.items():
         if isinstance(value, kind):
-            raise TypeError(f"expected a dense tensor, got a {kind.__name__}; {remedy}.")
+            raise TypeError(f"expected a dense tensor, got a {kind.__name__}; {remedy}")
     if value is None or isinstance(value, (dict, set)):
         raise not_a_tensor("a tensor", value, "tf.convert_to_tensor")
     try:
@@ -76,7 +76,7 @@ def run(
         try:
             arguments["splits"] = tf.convert_to_tensor(splits, tf.int32)
         except (TypeError, ValueError):
-            raise ValueError("splits= takes one integer (int32) for each rank.") from None
+            raise ValueError("splits= takes one integer (int32) for each rank") from None
     if tf.executing_eagerly():
         arguments |= {"tensor_name": call.name or "", "blocking": True}
     else:

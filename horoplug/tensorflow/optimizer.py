@@ -3,6 +3,7 @@
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from horoplug.common.compression import AnyCompressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, Average, check_ranks
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.tensorflow.compression import Compression
 from horoplug.tensorflow.gradient_aggregation import (
     LocalGradientAggregationHelper,
@@ -57,17 +59,15 @@ class _DistributedOptimizer(_Wrapper):
         name: str | None,
         use_locking: bool,
         reduction: Reduction,
-        backward_passes_per_step: int,
-        average_aggregated_gradients: bool,
     ) -> None:
         super().__init__(optimizer, name, use_locking)
-        self._reduction = reduction
+        self._reduction, options = reduction, reduction.options
         self._agg_helper = LocalGradientAggregationHelper(
-            backward_passes_per_step,
+            options.backward_passes_per_step,
             reduction.reduce,
-            reduction.sparse_as_dense,
-            average_aggregated_gradients,
-            process_set=reduction.process_set,
+            options.sparse_as_dense,
+            options.average_aggregated_gradients,
+            process_set=options.process_set,
             name=f"{self.get_name()}_",
         )
 
@@ -110,13 +110,10 @@ class _DistributedAdasumOptimizer(_Wrapper):
         name: str | None,
         use_locking: bool,
         reduction: Reduction,
-        backward_passes_per_step: int,
     ) -> None:
         super().__init__(optimizer, name, use_locking)
-        if backward_passes_per_step < 1:
-            raise ValueError("backward_passes_per_step takes a positive number.")
         self._reduction = reduction
-        self._steps = backward_passes_per_step
+        self._steps = reduction.options.backward_passes_per_step
         self._counter: Any = None  # steps since the last combination
         self._starts: list[Any] = []  # the values of the variables at the last combination
 
@@ -197,12 +194,12 @@ def DistributedOptimizer(
     For optimizers of ``tf.compat.v1.train``, in graphs and in eager mode. Other optimizers are passed on to
     ``horoplug.tensorflow.keras.DistributedOptimizer``, with all arguments except ``use_locking``.
 
-    name: of the optimizer, and prefix of its operations' names.
-    use_locking: as for the optimizers of TensorFlow 1.
-    backward_passes_per_step: the number of batches whose gradients are added before they are reduced. The variables
+    ``name``: of the optimizer, and prefix of its operations' names.
+    ``use_locking``: as for the optimizers of TensorFlow 1.
+    ``backward_passes_per_step``: the number of batches whose gradients are added before they are reduced. The variables
         change only after the last of these batches.
-    average_aggregated_gradients: divide the sums by the number of batches.
-    op: the reduction. Adasum combines the changes that each rank's own steps have made to the variables.
+    ``average_aggregated_gradients``: divide the sums by the number of batches.
+    ``op``: the reduction. Adasum combines the changes that each rank's own steps have made to the variables.
 
     The other arguments are those of :func:`horoplug.tensorflow.DistributedGradientTape`. The method
     ``register_local_var(variable)`` excludes the gradient of a variable from the reduction.
@@ -217,30 +214,34 @@ def DistributedOptimizer(
         optimizer.apply_gradients([(gradient, w)])
         w  # -> [0.25, 0.25]
     """
-    arguments = dict(locals())
+    options = ReductionOptions(
+        name=name or "",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     if not isinstance(optimizer, _LegacyOptimizer):
         if isinstance(optimizer, type) or not hasattr(optimizer, "apply_gradients"):
             expected = "an optimizer of Keras or of tf.compat.v1.train"
             raise ValueError(not_an_optimizer(expected, optimizer))
-        del arguments["use_locking"]
         # Imported here because Keras is an optional dependency.
-        keras = importlib.import_module("horoplug.tensorflow.keras")
-        return keras.DistributedOptimizer(**arguments)
-    reduction = Reduction.of(name or "DistributedOptimizer", arguments)
-    if op != Adasum:
-        return _DistributedOptimizer(
-            optimizer,
-            name,
-            use_locking,
-            reduction,
-            backward_passes_per_step,
-            average_aggregated_gradients,
-        )
-    check_ranks(op, process_set.size())
+        keras = importlib.import_module("horoplug.tensorflow.keras.optimizer")
+        return keras.make(optimizer, options)
+    reduction = Reduction(replace(options, name=name or "DistributedOptimizer"))
+    if options.op != Adasum:
+        return _DistributedOptimizer(optimizer, name, use_locking, reduction)
+    check_ranks(Adasum, process_set.size())
     if average_aggregated_gradients:
         raise ValueError(
-            "average_aggregated_gradients cannot be used with op=Adasum, which does not add gradients."
+            "average_aggregated_gradients cannot be used with op=Adasum, which does not add gradients"
         )
-    return _DistributedAdasumOptimizer(
-        optimizer, name, use_locking, reduction, backward_passes_per_step
-    )
+    return _DistributedAdasumOptimizer(optimizer, name, use_locking, reduction)

@@ -27,7 +27,7 @@ class TensorFlowProgress(KerasProgress):
     def __init__(self, optimizer: Any) -> None:
         if not tf.executing_eagerly():
             raise ValueError(
-                "rollback=False is not supported in a graph of TensorFlow 1; use rollback=True."
+                "rollback=False is not supported in a graph of TensorFlow 1; use rollback=True"
             )
         super().__init__(optimizer)
         with tf.device("CPU:0"):
@@ -43,7 +43,7 @@ class TensorFlowProgress(KerasProgress):
         if steps != self._iterations and not self.is_ahead:
             raise ValueError(
                 "rollback=False: the optimizer has updated parameters in a function that was traced before the state "
-                "was created; create the state before the first step."
+                "was created; create the state before the first step"
             )
         super().commit()
 
@@ -65,7 +65,7 @@ class TensorFlowProgress(KerasProgress):
         if is_compiling():
             raise ValueError(
                 "rollback=False does not support updates in functions that XLA compiles, which change variables while "
-                "reductions may still fail; use jit_compile=False or rollback=True."
+                "reductions may still fail; use jit_compile=False or rollback=True"
             )
         graph = tf.compat.v1.get_default_graph()
         before = [op for op in graph.get_operations() if _may_fail(op)]

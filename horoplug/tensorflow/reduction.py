@@ -1,14 +1,15 @@
 """Reduction of gradients over the ranks, for tapes and optimizers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import tensorflow as tf
 
-from horoplug.common.grouping import Groups, check_groups, groups_of, split_indices
+from horoplug.common.grouping import split_indices
 from horoplug.common.process_sets import ProcessSet
-from horoplug.common.reduce_ops import Average
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.tensorflow.library import do_not_convert, runs_concurrently
 from horoplug.tensorflow.mpi_ops import allreduce, grouped_allreduce
 from horoplug.tensorflow.operations import size_of
@@ -21,36 +22,12 @@ _BUCKET_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced. The arguments are those of :func:`DistributedGradientTape`.
+    """How gradients are reduced."""
 
-    Raises ValueError for a predivide factor with another op than Average, and for invalid ``groups``."""
-
-    name: str  # prefix of the operations' names, the same on every rank
-    device_dense: str
-    device_sparse: str
-    compression: Any
-    sparse_as_dense: bool
-    op: int
-    gradient_predivide_factor: float
-    groups: Groups
-    process_set: ProcessSet
-    scale_local_gradients: bool = True
+    options: ReductionOptions
     ignore_name_scope: bool = False  # name scopes may differ between ranks
     # Local sources by id. The dictionary keeps the objects alive, so that their ids are not reused.
     _local: dict[int, Any] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor is for op=Average only.")
-        check_groups(self.groups)
-
-    @classmethod
-    def of(cls, name: str, arguments: Mapping[str, Any]) -> "Reduction":
-        """Make a reduction from the arguments of a user's call, by name. Other arguments than the fields of this class
-        are ignored."""
-        known = [f.name for f in fields(cls) if f.init and f.name in arguments]
-        chosen = {key: arguments[key] for key in known} | {"name": name}
-        return cls(**chosen | {"groups": groups_of(arguments)})
 
     def register_local(self, source: Any) -> None:
         """Exclude the gradient of a source (a variable) from the reduction."""
@@ -62,28 +39,30 @@ class Reduction:
 
     def local(self, gradient: Any) -> Any:
         """The gradient of a local source: divided by the number of ranks if ``scale_local_gradients`` is set."""
-        if gradient is None or not self.scale_local_gradients:
+        if gradient is None or not self.options.scale_local_gradients:
             return gradient
-        return scale_local(gradient, self.process_set)
+        return scale_local(gradient, self.options.process_set)
 
     @do_not_convert
-    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], sources: Sequence[Any], name: str | None = None
+    ) -> list[Any]:
         """The reduced gradients of ``sources``, in their order. Gradients that are None remain None; those of local
-        sources are :meth:`local`.
+        sources are :meth:`local`. ``name``: prefix of the operations' names, instead of that of the options.
 
         On ranks outside of the process set, the gradients of the other sources are returned unchanged."""
         shared = [None if self.is_local(s) else g for g, s in zip(gradients, sources, strict=True)]
-        reduced = self._reduce(shared, sources)
+        reduced = self._reduce(shared, sources, name or self.options.name)
         for i, source in enumerate(sources):
             if self.is_local(source):
                 reduced[i] = self.local(gradients[i])
         return reduced
 
-    def _reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    def _reduce(self, gradients: Sequence[Any], sources: Sequence[Any], prefix: str) -> list[Any]:
         reduced = list(gradients)
-        if self.process_set.included() is False:
+        if self.options.process_set.included() is False:
             return reduced
-        if self.sparse_as_dense or is_compiling():
+        if self.options.sparse_as_dense or is_compiling():
             reduced = [
                 tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in reduced
             ]
@@ -95,29 +74,27 @@ class Reduction:
             ]
         for group in self._groups(reduced, sources):
             # By index: the names of variables may differ between ranks.
-            name = f"{self.name}.{len(reduced)}.{group[0]}"
+            name = f"{prefix}.{len(reduced)}.{group[0]}"
             results = self._allreduce([reduced[i] for i in group], name)
             for i, result in zip(group, results, strict=True):
                 reduced[i] = result
         return reduced
 
     def _allreduce(self, gradients: list[Any], name: str) -> list[Any]:
-        options = {
-            "device_dense": self.device_dense,
-            "device_sparse": self.device_sparse,
-            "compression": self.compression,
-            "op": self.op,
-            "process_set": self.process_set,
-            "name": name,
-            "ignore_name_scope": self.ignore_name_scope,
-        }
-        is_sparse = isinstance(gradients[0], tf.IndexedSlices)
-        if self.gradient_predivide_factor != 1.0 and not is_sparse:
-            options["prescale_factor"] = 1.0 / self.gradient_predivide_factor
-            options["postscale_factor"] = self.gradient_predivide_factor
-        if len(gradients) == 1:
-            return [allreduce(gradients[0], **options)]
-        return grouped_allreduce(gradients, **options)
+        of, is_sparse = self.options, isinstance(gradients[0], tf.IndexedSlices)
+        run = functools.partial(
+            allreduce if len(gradients) == 1 else grouped_allreduce,
+            device_dense=of.device_dense,
+            device_sparse=of.device_sparse,
+            compression=of.compression,
+            op=of.op,
+            process_set=of.process_set,
+            name=name,
+            ignore_name_scope=self.ignore_name_scope,
+            prescale_factor=1.0 if is_sparse else of.prescale,
+            postscale_factor=1.0 if is_sparse else of.postscale,
+        )
+        return [run(gradients[0])] if len(gradients) == 1 else run(gradients)
 
     def _groups(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[list[int]]:
         """The indices of the gradients that each operation reduces. By default, one operation reduces all dense
@@ -125,15 +102,13 @@ class Reduction:
         sparse = [p for p, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         left_out = {p for p, g in enumerate(gradients) if g is None} | set(sparse)
         dense = [p for p in range(len(gradients)) if p not in left_out]
-        groups: list[list[int]]
-        if isinstance(self.groups, int):
-            groups = split_indices(dense, self.groups, ())
-        elif self.groups is not None:
-            listed = [[id(source) for source in group] for group in self.groups]
+        given, groups = self.options.groups, [dense]
+        if isinstance(given, int):
+            groups = split_indices(dense, given, ())
+        elif given is not None:
+            listed = [[id(source) for source in group] for group in given]
             groups = split_indices(dense, listed, [id(source) for source in sources])
-        elif tf.executing_eagerly() or is_compiling() or not runs_concurrently():
-            groups = [dense]
-        else:
+        elif not (tf.executing_eagerly() or is_compiling()) and runs_concurrently():
             groups = _buckets(gradients, dense)
         return [group for group in groups if group] + [[i] for i in sparse]
 

@@ -4,17 +4,20 @@ The forward pass and the backward pass each need one allreduce of a few numbers 
 may differ in size and may be empty.
 """
 
-import itertools
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from horoplug.common.context import context
+from horoplug.common.per_job import FirstUses, PerJob
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import Sum
 from horoplug.tensorflow.library import do_not_convert
 from horoplug.tensorflow.mpi_ops import allreduce
+
+__all__ = ["SyncBatchNormalization"]
+
+_LAYERS = PerJob(FirstUses)
 
 
 @tf.keras.utils.register_keras_serializable(package="horoplug")  # type: ignore[misc,unused-ignore]
@@ -42,13 +45,13 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         **kwargs: Any,
     ) -> None:
         if fused in (True, None):
-            raise ValueError("SyncBatchNormalization does not support fused=True.")
+            raise ValueError("SyncBatchNormalization does not support fused=True")
         if _is_keras_2():
             kwargs["fused"] = False
         elif tf.keras.config.backend() != "tensorflow":
             raise ValueError(
                 "SyncBatchNormalization needs Keras with the TensorFlow backend, not "
-                f"{tf.keras.config.backend()}."
+                f"{tf.keras.config.backend()}"
             )
         super().__init__(**kwargs)
         self.process_set = process_set
@@ -71,13 +74,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         count, mean, squares = (
             tf.cast(tf.reshape(numbers, [-1]), tf.float64) for numbers in (count, mean, squares)
         )
+        number = _LAYERS.get().number(self, process_set_id(self.process_set))
         with tf.name_scope(
             "sync_batch_norm/"
         ):  # an absolute scope, because the names of the layers' scopes may differ between ranks
             sums = allreduce(
                 tf.concat([count, count * mean, squares + count * mean**2], 0),
                 op=Sum,
-                name=f"sync_batch_norm.{self._number()}",
+                name=f"sync_batch_norm.{number}",
                 process_set=self.process_set,
             )
         total, squares = tf.split(sums[1:], 2)
@@ -89,17 +93,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             if keep_dims or axis not in axes
         ]
         return tf.cast(tf.reshape(mean, shape), dtype), tf.cast(tf.reshape(variance, shape), dtype)
-
-    def _number(self) -> int:
-        """The layer's index in the job, in the order of first use, which is the same on every rank. Layer names may
-        differ between ranks: they depend on the other layers that a rank has created."""
-        key = SyncBatchNormalization, process_set_id(self.process_set)
-        numbers, unused = context.per_job.setdefault(
-            key, (weakref.WeakKeyDictionary(), itertools.count())
-        )
-        if self not in numbers:
-            numbers[self] = next(unused)
-        return int(numbers[self])
 
     def _moments_options(
         self,

@@ -9,6 +9,7 @@ import tensorflow as tf
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Adasum, check_ranks, resolve
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.tensorflow.reduction import Reduction
 
 _cache = functools.cache
@@ -63,7 +64,18 @@ def _make_allreduce_grads_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:
     """A function of gradients, and optionally their variables, that returns the reduced gradients."""
-    reduction = Reduction.of(name, locals())
+    options = ReductionOptions(
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        process_set=process_set,
+    )
+    reduction = Reduction(options)
 
     def allreduce_grads(grads: Sequence[Any], vars: Sequence[Any] | None = None) -> list[Any]:
         return reduction.reduce(grads, [None] * len(grads) if vars is None else vars)
@@ -72,9 +84,9 @@ def _make_allreduce_grads_fn(
 
 
 @_cache
-def _cached_allreduce_grads_fn(groups: Any, **arguments: Any) -> Any:
+def _cached_allreduce_grads_fn(groups: Any, **options: Any) -> Any:
     groups = refs_to_vars(groups) if isinstance(groups, tuple) else groups
-    made = _make_allreduce_grads_fn(groups=groups, **arguments)
+    made = _make_allreduce_grads_fn(groups=groups, **options)
     return _make_subgraph(made) if _executing_eagerly() else made
 
 
@@ -91,8 +103,15 @@ def _make_cached_allreduce_grads_fn(
 ) -> Callable[..., list[Any]]:
     """:func:`_make_allreduce_grads_fn` with a cache: equal arguments give the same function, which is a
     ``tf.function`` in eager mode."""
-    arguments = dict(locals())
-    if isinstance(groups, (list, tuple)):
-        arguments["groups"] = vars_to_refs(groups)
-    cached: Callable[..., list[Any]] = _cached_allreduce_grads_fn(**arguments)
+    cached: Callable[..., list[Any]] = _cached_allreduce_grads_fn(
+        vars_to_refs(groups) if isinstance(groups, (list, tuple)) else groups,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+    )
     return cached

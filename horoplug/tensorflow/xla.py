@@ -83,7 +83,7 @@ def refuse(operation: str, reason: str) -> NoReturn:
     """Raises NotImplementedError: an operation cannot be in a compiled function."""
     raise NotImplementedError(
         f"horoplug's {operation} cannot be in a function that XLA compiles: {reason}. Use jit_compile=False, or call "
-        "it outside of the compiled function."
+        "it outside of the compiled function"
     )
 
 
@@ -198,7 +198,7 @@ def _shape_of(operation: str, tensor: tf.Tensor) -> list[int]:
     if not tensor.shape.is_fully_defined():
         raise ValueError(
             f"horoplug's {operation} in a function that XLA compiles needs tensors whose shapes are known when the "
-            f"function is traced, got {tensor.shape} for {tensor.name}. Use tf.ensure_shape, or jit_compile=False."
+            f"function is traced, got {tensor.shape} for {tensor.name}. Use tf.ensure_shape, or jit_compile=False"
         )
     shape: list[int] = tensor.shape.as_list()
     return shape

@@ -7,6 +7,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
+from horoplug.base.surface import declare as _declare
 from horoplug.torch import elastic as elastic
 from horoplug.torch import mpi_ops as mpi_ops
 from horoplug.torch.compression import Compression as Compression
@@ -15,7 +16,7 @@ from horoplug.torch.functions import broadcast_parameters as broadcast_parameter
 from horoplug.torch.mpi_ops import *  # noqa: F403
 from horoplug.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from horoplug.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
-from horoplug.torch_plugin import register
+from horoplug.torch_plugin import register as _register
 
-register()
-del register
+_register()
+_declare(globals(), "elastic", "mpi_ops")

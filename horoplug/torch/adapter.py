@@ -30,8 +30,8 @@ class TorchAdapter:
         make="torch.tensor",
     )
     compression = Compression.none
-    for_sparse = "use .to_dense(), or sparse_allreduce_async."
-    for_shared_elements = "use the variant that returns a new tensor."
+    for_sparse = "use .to_dense(), or sparse_allreduce_async"
+    for_shared_elements = "use the variant that returns a new tensor"
     """What to do with tensors that are refused, for texts of errors."""
 
     def describe(
@@ -44,7 +44,7 @@ class TorchAdapter:
             raise dtypes.unsupported(tensor.dtype, CODES)
         device = CPU if tensor.is_cpu else streams.device_of(tensor)
         if tensor.is_nested:
-            raise ValueError("the tensor is nested; pass torch.nested.to_padded_tensor(x, 0.0).")
+            raise ValueError("the tensor is nested; pass torch.nested.to_padded_tensor(x, 0.0)")
         if tensor.layout is not torch.strided:
             raise ValueError(f"the tensor's layout is {tensor.layout}; {self.for_sparse}")
         if is_plain(tensor):
@@ -83,9 +83,9 @@ class TorchAdapter:
         try:
             counts = torch.as_tensor(splits)
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError("splits= takes one integer for each rank.") from None
+            raise ValueError("splits= takes one integer for each rank") from None
         if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
-            raise ValueError("splits= takes one integer for each rank.")
+            raise ValueError("splits= takes one integer for each rank")
         return counts.tolist()
 
     def from_counts(self, counts: Sequence[int]) -> torch.Tensor:

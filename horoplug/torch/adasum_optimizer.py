@@ -7,11 +7,12 @@ submits the difference; ``step`` waits for the combined differences and adds the
 only, and are the same on all ranks."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.torch.distributed_optimizer import _DistributedOptimizer
 from horoplug.torch.plain import plain
 from horoplug.torch.reduction import Reducer
@@ -20,8 +21,13 @@ from horoplug.torch.reduction import Reducer
 class _DeltaReducer(Reducer):
     """Reduces the changes of parameters instead of their gradients."""
 
-    def __init__(self, delta: Callable[[], Any], *options: Any) -> None:
-        super().__init__(*options)
+    def __init__(
+        self,
+        delta: Callable[[], Any],
+        names: Mapping[torch.Tensor, str],
+        options: ReductionOptions,
+    ) -> None:
+        super().__init__(names, options)
         self._delta = delta  # a weak reference, because the optimizer holds this object
         self._sends_as_is = False
 
@@ -42,8 +48,9 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
     Clipping gradients between backward and ``step`` has no effect, since the step was computed in backward; clip in a
     hook of the parameter."""
 
-    def _make_reducer(self, *options: Any) -> Reducer:
-        return _DeltaReducer(weakref.WeakMethod(self._delta), *options)
+    def _make_reducer(self) -> Reducer:
+        delta = weakref.WeakMethod(self._delta)
+        return _DeltaReducer(delta, self._parameter_names, self._options)
 
     def _delta(self, parameter: torch.Tensor) -> torch.Tensor:
         """The change of a parameter in a step of the wrapped optimizer. The step updates the optimizer's state, and the
@@ -97,5 +104,5 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         """Raises AssertionError, since ``step`` has to add the combined changes."""
         raise AssertionError(
             "skip_synchronize() is not possible with op=Adasum: step() has to wait for the combined "
-            "steps of all ranks."
+            "steps of all ranks"
         )

@@ -96,7 +96,7 @@ class Collective(torch.autograd.Function):
 def _allreduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     if past.call.reduce_op not in (Average, Sum, Adasum):
         raise RuntimeError(
-            f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input."
+            f"allreduce with op={NAMES[past.call.reduce_op]} has no gradient; detach its input"
         )
     reduced: list[torch.Tensor] = past.again("allreduce", grads)
     return reduced
@@ -145,7 +145,7 @@ def _reduce(past: Forward, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tens
     call = past.call
     if call.reduce_op not in (Average, Sum):
         raise RuntimeError(
-            f"reduce with op={NAMES[call.reduce_op]} has no gradient; detach its input."
+            f"reduce with op={NAMES[call.reduce_op]} has no gradient; detach its input"
         )
     factor = call.prescale * call.postscale
     if call.reduce_op == Average:

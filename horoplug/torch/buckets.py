@@ -7,7 +7,7 @@ it, and an optimizer with a thousand parameters submits a few operations instead
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -16,8 +16,9 @@ from horoplug.common.buffers import SharedBuffer
 from horoplug.common.compression import wire_dtype
 from horoplug.common.context import context
 from horoplug.common.objects import allgather_object, broadcast_object
-from horoplug.common.process_sets import ProcessSet, global_process_set
-from horoplug.common.reduce_ops import Adasum, resolve
+from horoplug.common.process_sets import global_process_set
+from horoplug.common.reduce_ops import Adasum
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.torch.adapter import ADAPTER
 from horoplug.torch.compression import NoneCompressor
 from horoplug.torch.grouping import Group
@@ -61,7 +62,7 @@ class Buckets:
     """The buckets of one optimizer, for one job."""
 
     def __init__(self, buckets: Sequence[Bucket], views: dict[torch.Tensor, torch.Tensor]) -> None:
-        self.job = job()
+        self.job = context.job
         self.buckets = buckets
         self._views = {p: (view, view.data_ptr()) for p, view in views.items()}
         # Further views of the same memory, used after the program has assigned to the data of a view.
@@ -85,7 +86,7 @@ class Buckets:
                 continue
             if grad.layout is not torch.strided:
                 raise ValueError(
-                    f"{_OPTION}: the gradient of a parameter of shape {tuple(parameter.shape)} is sparse."
+                    f"{_OPTION}: the gradient of a parameter of shape {tuple(parameter.shape)} is sparse"
                 )
             if grad.data_ptr() == address:
                 # Another tensor in this memory, possibly with other strides.
@@ -119,23 +120,16 @@ def _copy(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
         view.copy_(grad)
 
 
-def job() -> Any:
-    """An object that identifies the current job: it changes with each ``init``."""
-    return context.per_job.setdefault("gradient buckets", object())
-
-
-def unsupported_argument(
-    compression: Any, op: int, groups: Any, process_set: ProcessSet
-) -> str | None:
+def unsupported_argument(options: ReductionOptions) -> str | None:
     """The argument of ``DistributedOptimizer`` that is not supported with buckets; None if all are supported."""
-    as_is = getattr(compression, "compress", None) is NoneCompressor.compress
-    if not (as_is or wire_dtype(compression)):
+    as_is = getattr(options.compression, "compress", None) is NoneCompressor.compress
+    if not (as_is or wire_dtype(options.compression)):
         return "a compression of your own"
-    if groups is not None:
+    if options.groups is not None:
         return "groups"
-    if resolve(op) == Adasum:
+    if options.op == Adasum:
         return "op=Adasum"
-    if process_set is not global_process_set:
+    if options.process_set is not global_process_set:
         return "a process_set"
     return None
 
@@ -223,12 +217,12 @@ def _unsupported(
     devices = set()
     for p in parameters:
         if p.layout is not torch.strided or not p.dtype.is_floating_point:
-            return f"{names[p]} is not a dense floating-point parameter."
+            return f"{names[p]} is not a dense floating-point parameter"
         if compressed and p.dtype is torch.float64:
-            return f"{names[p]} is float64; compression in buckets is for float32."
+            return f"{names[p]} is float64; compression in buckets is for float32"
         devices.update([p.device] if p.is_cuda else [])
         if len(devices) > 1:
-            return f"{names[p]} is on another GPU than parameters before it."
+            return f"{names[p]} is on another GPU than parameters before it"
         try:
             ADAPTER.describe(p.detach(), in_place=False)
         except (TypeError, ValueError) as error:
@@ -242,9 +236,9 @@ def _difference(own: Mapping[str, GradientLayout], layouts: Iterable[GradientLay
     for name in [*theirs, *own]:
         here, there = own.get(name), theirs.get(name)
         if here is None or there is None:
-            return f"only {'rank 0' if here is None else 'this rank'} has a parameter {name}."
+            return f"only {'rank 0' if here is None else 'this rank'} has a parameter {name}"
         if here[:3] != there[:3] or here.on_gpu != there.on_gpu:
-            return f"{name} is {_describe(here)} here and {_describe(there)} on rank 0."
+            return f"{name} is {_describe(here)} here and {_describe(there)} on rank 0"
     return None
 
 

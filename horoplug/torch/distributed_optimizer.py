@@ -3,18 +3,18 @@ optimizer."""
 
 import contextlib
 import copy
+import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from horoplug.base import config
-from horoplug.common.process_sets import ProcessSet
 from horoplug.torch import buckets
 from horoplug.torch.dynamo import run_eagerly
 from horoplug.torch.gradient_reduction import GradientReduction
-from horoplug.torch.grouping import Group, GroupProgress, check_groups, make_groups, name_parameters
+from horoplug.torch.grouping import Group, GroupProgress, Options, make_groups, name_parameters
 from horoplug.torch.reduction import Handles, Reducer
 
 
@@ -39,39 +39,23 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _distribute(
         self,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-        compression: Any,
-        backward_passes_per_step: int,
-        op: int,
-        gradient_predivide_factor: float,
-        groups: int | Sequence[Sequence[torch.Tensor]] | None,
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
+        options: Options,
         as_views: bool,
     ) -> None:
         """Replaces ``__init__``, because the object already has the attributes of the wrapped optimizer."""
-        self._options = (compression, op, gradient_predivide_factor, sparse_as_dense)
-        self.op = op
-        self.process_set = process_set
+        self._options = options
+        self.op = options.op
+        self.process_set = process_set = options.process_set
         self._synchronized = False
         self._should_synchronize = True
-        self._groups = groups
         self._as_views = as_views
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
-        reducer = self._make_reducer(
-            self._parameter_names,
-            compression,
-            op,
-            gradient_predivide_factor,
-            sparse_as_dense,
-            process_set,
-        )
+        reducer = self._make_reducer()
         if isinstance(self, torch.optim.SparseAdam):
             reducer.expect_sparse(self._parameter_names)
         self._reduction = GradientReduction(
-            reducer, self._parameter_names, backward_passes_per_step
+            reducer, self._parameter_names, options.backward_passes_per_step
         )
-        if groups is not None:
-            check_groups(groups)
         elastic = bool(config.value("ELASTIC"))
         # In an elastic job, the number of ranks may grow.
         alone = process_set.size() == 1 and not elastic
@@ -80,9 +64,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return
         parameters = list(self._parameters())
         # Nothing is collective here in an elastic job, where new ranks create optimizers while others do not.
-        if groups is not None:
+        if options.groups is not None:
             names = {p: self._parameter_names[p] for p in parameters}
-            made = make_groups(names, groups, process_set, agree=not elastic)
+            made = make_groups(names, options.groups, process_set, agree=not elastic)
             self._reduction.groups = GroupProgress(made)
         elif as_views and not elastic:
             self._make_buckets()
@@ -101,19 +85,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         vars(plain).update(vars(self))
         made = object.__new__(type(self))
         made._take_attributes(copy.deepcopy(plain, memo))
-        groups = self._groups
-        if groups is not None and not isinstance(groups, int):
+        groups = self._options.groups
+        if isinstance(groups, list):
             groups = [[memo[id(p)] for p in group if id(p) in memo] for group in groups]
-        compression, op, factor, as_dense = self._options
+        passes = self.backward_passes_per_step
         made._distribute(
             [(name, memo[id(p)]) for p, name in self._parameter_names.items() if id(p) in memo],
-            compression,
-            self.backward_passes_per_step,
-            op,
-            factor,
-            groups,
-            as_dense,
-            self.process_set,
+            dataclasses.replace(self._options, groups=groups, backward_passes_per_step=passes),
             self._as_views,
         )
         return made
@@ -121,11 +99,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a DistributedOptimizer cannot be pickled, or copied by copy.copy, because its hooks belong to parameters "
-            "of this process: save optimizer.state_dict(), or use copy.deepcopy."
+            "of this process: save optimizer.state_dict(), or use copy.deepcopy"
         )
 
-    def _make_reducer(self, *options: Any) -> Reducer:
-        return Reducer(*options)
+    def _make_reducer(self) -> Reducer:
+        return Reducer(self._parameter_names, self._options)
 
     def _make_buckets(self) -> None:
         """Create the buckets, unless there is only one rank. Collective."""
@@ -248,7 +226,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._reduction.active:
             raise AssertionError(
                 "zero_grad() was called between backward() and step() or synchronize(), while the "
-                "gradients are being reduced."
+                "gradients are being reduced"
             )
         super().zero_grad(*args, **kwargs)
 

@@ -41,7 +41,7 @@ def broadcast_parameters(
     else:
         raise ValueError(
             "broadcast_parameters takes a state_dict, named_parameters or a list of tensors, got "
-            f"{type(params).__name__}."
+            f"{type(params).__name__}"
         )
     tensors = [(name, tensor) for name, tensor in items if isinstance(tensor, torch.Tensor)]
     _broadcast_in_place(tensors, root_rank, process_set)
@@ -100,7 +100,7 @@ def broadcast_optimizer_state(
             not_an_optimizer("a torch.optim.Optimizer", optimizer, "broadcast_optimizer_state")
         )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("broadcast_optimizer_state does not support torch.optim.LBFGS.")
+        raise ValueError("broadcast_optimizer_state does not support torch.optim.LBFGS")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam):
         _zero_missing_gradients(parameters, model)
@@ -153,7 +153,7 @@ def broadcast_optimizer_state(
             raise ValueError(
                 f"the optimizer of rank {root_rank} has {count} parameters in {len(options)} groups, "
                 f"this one {len(parameters)} in {len(optimizer.param_groups)}: build the same one on "
-                "every rank."
+                "every rank"
             )
         _take_over(optimizer, parameters, options, state)
         for key in _others(optimizer):

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from horoplug.common.context import context
 from horoplug.torch import buckets, streams
 from horoplug.torch.grouping import Group, GroupProgress, Stream
 from horoplug.torch.reduction import Handles, Reducer
@@ -125,7 +126,7 @@ class GradientReduction:
         if left < 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to "
-                "step(). Increase backward_passes_per_step to accumulate gradients locally."
+                "step(). Increase backward_passes_per_step to accumulate gradients locally"
             )
         if self.paused:
             return
@@ -217,7 +218,7 @@ class GradientReduction:
     def _forget_old_buckets(self) -> None:
         """Forget buckets from before the last ``init``, because new ranks may not have buckets yet. All ranks create
         new ones after the first step."""
-        if self.buckets is not None and self.buckets.job is not buckets.job():
+        if self.buckets is not None and self.buckets.job != context.job:
             self.buckets = None
             self.groups = GroupProgress(())
 

@@ -1,14 +1,15 @@
 """Names of an optimizer's parameters, and the groups in which their gradients are reduced."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from horoplug.common.grouping import split_indices
 from horoplug.common.objects import broadcast_object
 from horoplug.common.process_sets import ProcessSet
+from horoplug.common.reduction_options import ReductionOptions
 
 Stream = tuple[int, int] | None
 """The stream in which a gradient became ready: the ordinal of the GPU and the CUDA stream; None: in host memory."""
@@ -72,11 +73,11 @@ def name_parameters(
     named = list(named_parameters)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
         raise ValueError(
-            "named_parameters takes pairs (name, parameter), such as those of model.named_parameters()."
+            "named_parameters takes pairs (name, parameter), such as those of model.named_parameters()"
         )
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
-        raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}.")
+        raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
     names = {parameter: name for name, parameter in named}
     nameless = [
         f"parameter {position} of group {number}, shape {tuple(p.shape)}"
@@ -86,28 +87,23 @@ def name_parameters(
     ]
     if nameless:
         raise ValueError(
-            f"named_parameters leaves out parameters of the optimizer: {'; '.join(nameless)}."
+            f"named_parameters leaves out parameters of the optimizer: {'; '.join(nameless)}"
         )
     return names
 
 
-def check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-    """Raises ValueError unless ``groups`` is a positive number, or lists of tensors without repetition."""
-    if isinstance(groups, int):
-        if isinstance(groups, bool) or groups <= 0:
-            raise ValueError(f"groups={groups}: the number of groups must be positive.")
-        return
-    if not isinstance(groups, (list, tuple)):
-        raise ValueError("groups takes a positive number or a list of lists of parameters.")
-    seen = set()
-    for parameter in (p for group in groups for p in group):
-        if not isinstance(parameter, torch.Tensor):
-            raise ValueError(
-                f"groups takes lists of parameters; one has a {type(parameter).__name__}."
-            )
-        if parameter in seen:
-            raise ValueError("groups has a parameter more than once.")
-        seen.add(parameter)
+class Options(ReductionOptions):
+    """The options of an optimizer. Raises ValueError for a parameter that is in ``groups`` more than once as well."""
+
+    members = "parameters"
+    member_type = torch.Tensor
+
+    def __post_init__(self, num_groups: int) -> None:
+        super().__post_init__(num_groups)
+        if isinstance(self.groups, list):
+            listed = [parameter for group in self.groups for parameter in group]
+            if len(set(listed)) < len(listed):
+                raise ValueError("groups has a parameter more than once")
 
 
 def make_groups(
@@ -129,9 +125,8 @@ def make_groups(
     order = {name: position for position, name in enumerate(in_order)}
     ordered = sorted(names, key=lambda p: order.get(names[p], len(order)))
     if isinstance(groups, int):
-        count = min(groups, len(ordered))
-        bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
-        return [Group(ordered[a:b]) for a, b in itertools.pairwise(bounds)]
+        split = split_indices(range(len(ordered)), groups, ())
+        return [Group(ordered[i] for i in indices) for indices in split]
     listed = [[p for p in group if p in names] for group in groups]
     in_a_list = {p for group in listed for p in group}
     singles = [[p] for p in ordered if p not in in_a_list]

@@ -1,14 +1,9 @@
 """All operations on PyTorch tensors, and the functions of the job. (The module's name is Horovod's; it does not use
 MPI.)"""
 
-from horoplug.common.api import *  # noqa: F403
-from horoplug.common.objects import allgather_object as allgather_object
-from horoplug.common.objects import broadcast_object as broadcast_object
-from horoplug.common.objects import recv_object as recv_object
-from horoplug.common.objects import send_object as send_object
-from horoplug.common.variants import barrier as barrier
-from horoplug.common.variants import join as join
-from horoplug.common.variants import poll as poll
-from horoplug.common.variants import synchronize as synchronize
+from horoplug.base.surface import declare as _declare
+from horoplug.common.handle_api import *  # noqa: F403
 from horoplug.torch.operations import *  # noqa: F403
 from horoplug.torch.sparse_allreduce import sparse_allreduce_async as sparse_allreduce_async
+
+_declare(globals())

@@ -22,19 +22,19 @@ def allreduce(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Blocks until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
         bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``compression``: Compression.none, .fp16 or .bf16, or a class with the methods compress and
         decompress.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -59,17 +59,17 @@ def allreduce_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
         bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -95,17 +95,17 @@ def allreduce_(
     """Reduce tensors of one shape over all ranks, element by element; every rank gets the result.
     Overwrites the input with the result. Blocks until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
         bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -131,17 +131,17 @@ def allreduce_async_(
     Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits and
     returns the output. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks, which are those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16,
         bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -170,19 +170,19 @@ def grouped_allreduce(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
-        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``compression``: Compression.none, .fp16 or .bf16, or a class with the methods compress and
         decompress.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -208,17 +208,17 @@ def grouped_allreduce_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
-        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -245,17 +245,17 @@ def grouped_allreduce_(
     Takes a list of tensors, which succeed or fail together. Overwrites the input with the result.
     Blocks until done and returns the list of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
-        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -283,17 +283,17 @@ def grouped_allreduce_async_(
     Returns a handle at once; synchronize(handle) waits and returns the list of outputs. The tensors
     must not be changed in between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks, which are those
-        of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
-        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    average: deprecated; True means op=Average, False means op=Sum.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks, which are
+        those of the result. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
+    ``average``: deprecated; True means op=Average, False means op=Sum.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or
         Product.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -318,12 +318,12 @@ def allgather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -344,12 +344,12 @@ def allgather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -372,12 +372,12 @@ def grouped_allgather(
     dimension may differ between ranks; a scalar counts as one row. Takes a list of tensors, which
     succeed or fail together. Blocks until done and returns the list of outputs.
 
-    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+    ``tensors``: a list of tensors, each one of the same dtype on all ranks, with rows of the same
         shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -399,12 +399,12 @@ def grouped_allgather_async(
     succeed or fail together. Returns a handle at once; synchronize(handle) waits and returns the
     list of outputs. The tensors must not be changed in between.
 
-    tensors: a list of tensors, each one of the same dtype on all ranks, with rows of the same
+    ``tensors``: a list of tensors, each one of the same dtype on all ranks, with rows of the same
         shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -427,12 +427,12 @@ def broadcast(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Blocks until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -454,12 +454,12 @@ def broadcast_async(
     ranks. Returns a handle at once; synchronize(handle) waits and returns the output. The tensors
     must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -482,12 +482,12 @@ def broadcast_(
     """Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all
     ranks. Overwrites the input with the result. Blocks until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -510,12 +510,12 @@ def broadcast_async_(
     ranks. Overwrites the input with the result. Returns a handle at once; synchronize(handle) waits
     and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -543,12 +543,12 @@ def alltoall(
     received from each rank as int32); synchronize(alltoall_async(...)) always returns both. Blocks
     until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -580,12 +580,12 @@ def alltoall_async(
     a handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -612,17 +612,17 @@ def reducescatter(
     rows (first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.
     Blocks until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``compression``: Compression.none, .fp16 or .bf16, or a class with the methods compress and
         decompress.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -647,15 +647,15 @@ def reducescatter_async(
     Returns a handle at once; synchronize(handle) waits and returns the output. The tensors must not
     be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -683,17 +683,17 @@ def grouped_reducescatter(
     Takes a list of tensors, which succeed or fail together. Blocks until done and returns the list
     of outputs.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
-        bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
-        complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    compression: Compression.none, .fp16 or .bf16, or a class with the methods compress and
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks. Supported
+        dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn,
+        float8_e5m2, complex64, complex128.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``compression``: Compression.none, .fp16 or .bf16, or a class with the methods compress and
         decompress.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -719,15 +719,15 @@ def grouped_reducescatter_async(
     synchronize(handle) waits and returns the list of outputs. The tensors must not be changed in
     between.
 
-    tensors: a list of tensors, each one of the same shape and dtype on all ranks. Supported dtypes:
-        bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
-        complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    op: the reduction: Average (the default) or Sum.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``tensors``: a list of tensors, each one of the same shape and dtype on all ranks. Supported
+        dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8_e4m3fn,
+        float8_e5m2, complex64, complex128.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``op``: the reduction: Average (the default) or Sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -754,15 +754,15 @@ def reduce(
     gets the result, and the output of every other rank has the values of its input. Blocks until
     done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -788,15 +788,15 @@ def reduce_async(
     handle at once; synchronize(handle) waits and returns the output. The tensors must not be
     changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -823,15 +823,15 @@ def reduce_(
     gets the result, and the output of every other rank has the values of its input. Overwrites the
     input with the result. Blocks until done and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -858,15 +858,15 @@ def reduce_async_(
     input with the result. Returns a handle at once; synchronize(handle) waits and returns the
     output. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same shape and dtype on all
         ranks. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64,
         float8_e4m3fn, float8_e5m2, complex64, complex128.
-    op: the reduction: Average (the default), Sum, Min, Max or Product.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
-    prescale_factor: each rank's tensor is multiplied by this factor before the reduction.
-    postscale_factor: the result is multiplied by this factor.
+    ``op``: the reduction: Average (the default), Sum, Min, Max or Product.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
+    ``prescale_factor``: each rank's tensor is multiplied by this factor before the reduction.
+    ``postscale_factor``: the result is multiplied by this factor.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -892,12 +892,12 @@ def gather(
     dimension may differ between ranks; a scalar counts as one row. Blocks until done and returns
     the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -920,12 +920,12 @@ def gather_async(
     dimension may differ between ranks; a scalar counts as one row. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -952,12 +952,12 @@ def scatter(
     shape, or no rows: its values and the `splits` of these ranks are not used. Blocks until done
     and returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -983,12 +983,12 @@ def scatter_async(
     once; synchronize(handle) waits and returns the output. The tensors must not be changed in
     between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks, with
-        rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the same dtype on all ranks,
+        with rows of the same shape. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
         float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: pairs the calls of the ranks. Without a name, the n-th call of an operation on each rank
-        is paired.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``name``: pairs the calls of the ranks. Without a name, the n-th call of an operation on each
+        rank is paired.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1012,11 +1012,11 @@ def send(
     """Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Blocks until done.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the recv of
-        the other rank has. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
-        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the
+        recv of the other rank has. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1041,11 +1041,11 @@ def send_async(
     `tag` takes it. Several sends with one tag arrive in the order of the calls. Returns a handle at
     once; synchronize(handle) waits. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the recv of
-        the other rank has. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
-        float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the
+        recv of the other rank has. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16,
+        float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1072,11 +1072,11 @@ def recv(
     one), sent with the same `tag`. Overwrites the input with the result. Blocks until done and
     returns the output.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the other
-        rank sends. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the
+        other rank sends. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
         float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises
@@ -1102,11 +1102,11 @@ def recv_async(
     one), sent with the same `tag`. Overwrites the input with the result. Returns a handle at once;
     synchronize(handle) waits and returns the output. The tensors must not be changed in between.
 
-    tensor: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the other
-        rank sends. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
+    ``tensor``: a dense torch.Tensor in host memory or on a GPU, of the shape and dtype that the
+        other rank sends. Supported dtypes: bool, (u)int8 to (u)int64, float16, bfloat16, float32,
         float64, float8_e4m3fn, float8_e5m2, complex64, complex128.
-    name: appears in error messages and timelines only.
-    process_set: a send matches only a recv in the same process set; by default the global one.
+    ``name``: appears in error messages and timelines only.
+    ``process_set``: a send matches only a recv in the same process set; by default the global one.
 
     Raises NotInitializedError before init, and TypeError or ValueError for arguments that are
     invalid on this rank, such as an unsupported dtype or a name that is in flight. Raises

@@ -12,7 +12,8 @@ from horoplug.common.batch import Batch, prepare
 from horoplug.common.compression import is_cast_by_core, wire_dtype
 from horoplug.common.ops import CPU, Operation, SplitGroup, submit
 from horoplug.common.opspec import BY_NAME, Call
-from horoplug.common.process_sets import ProcessSet, process_set_id
+from horoplug.common.process_sets import process_set_id
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.common.status import is_layout_mismatch
 from horoplug.common.variants import synchronize
 from horoplug.torch import sparse, streams
@@ -43,18 +44,11 @@ class Reducer:
     def __init__(
         self,
         names: Mapping[torch.Tensor, str],
-        compression: Any,
-        op: int,
-        predivide: float,
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
+        options: ReductionOptions,
     ) -> None:
         self._names = names
-        self._compression = compression
-        self._op = op
-        self._predivide = predivide
-        self._sparse_as_dense = sparse_as_dense
-        self._process_set = process_set
+        self._options = options
+        self._compression = compression = options.compression
         self._compresses = _method(compression, "compress") is not NoneCompressor.compress
         self.wire_dtype = wire_dtype(compression)
         # Whether gradients are usually sent without calling the compression, because the core casts them itself.
@@ -276,7 +270,7 @@ class Reducer:
         grad = grad.detach() if grad.requires_grad else grad
         if grad.is_sparse:
             self._sparse_dims[parameter] = grad.sparse_dim()
-            if not self._sparse_as_dense:
+            if not self._options.sparse_as_dense:
                 return grad, None
             grad = grad.to_dense()
         tensor, kept = self._compress(grad)
@@ -317,13 +311,21 @@ class Reducer:
         self, parameter: torch.Tensor, tensor: torch.Tensor, suffix: str = ""
     ) -> Callable[[], torch.Tensor]:
         name = self._names[parameter] + suffix
-        end = sparse_allreduce_async(tensor, name, self._op, self._process_set)
+        options = self._options
+        end = sparse_allreduce_async(tensor, name, options.op, options.process_set)
         self._sparse.append((parameter, end))
         return end
 
     def _call(self, name: str | None) -> Call:
-        factor, number = self._predivide, process_set_id(self._process_set)
-        return Call(name, self._op, 0, 1.0 / factor, factor, None, number, self.wire_dtype)
+        options = self._options
+        return Call(
+            name,
+            options.op,
+            prescale=options.prescale,
+            postscale=options.postscale,
+            process_set=process_set_id(options.process_set),
+            wire_dtype=self.wire_dtype,
+        )
 
 
 def _start(

@@ -27,10 +27,10 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Sum sparse COO tensors over the ranks, by gathering their indices and values.
 
-    tensor: a sparse tensor of the same shape and dtype on all ranks, on the CPU or a GPU.
-    name: pairs the calls of the ranks; None: their order does.
-    op: Average; every other value stands for the sum.
-    process_set: the ranks that take part; by default all ranks of the job.
+    ``tensor``: a sparse tensor of the same shape and dtype on all ranks, on the CPU or a GPU.
+    ``name``: pairs the calls of the ranks; None: their order does.
+    ``op``: Average; every other value stands for the sum.
+    ``process_set``: the ranks that take part; by default all ranks of the job.
 
     Returns a function instead of a handle, as Horovod does. The function waits and returns the average for
     ``op=Average``, and the sum for every other ``op``, as a sparse tensor of the same shape that is not coalesced.

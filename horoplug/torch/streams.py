@@ -12,7 +12,7 @@ def device_of(tensor: torch.Tensor) -> int:
         kind = "a ROCm device" if tensor.is_cuda else str(tensor.device)
         raise ValueError(
             f"the tensor is on {kind}; horoplug supports tensors in the memory of the CPU and of NVIDIA GPUs: move it "
-            "with .cpu() first."
+            "with .cpu() first"
         )
     return tensor.get_device()
 

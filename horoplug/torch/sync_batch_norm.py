@@ -4,7 +4,6 @@ The forward pass and the backward pass each exchange a few numbers per channel. 
 different sizes and may be empty.
 """
 
-import itertools
 import math
 import weakref
 from typing import Any, TypeVar, cast, overload
@@ -14,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horoplug.common.context import context
+from horoplug.common.per_job import FirstUses, PerJob
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.reduce_ops import Sum
 from horoplug.torch.dynamo import run_eagerly
@@ -146,14 +146,12 @@ class _Exchange:
 
     def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
         self.process_set = process_set
-        # Layers are numbered from the start of the job in the order of first use, which is the same on every rank, also
-        # where an elastic job has rebuilt the models of some ranks.
-        number = process_set_id(process_set)
-        layers = context.per_job.setdefault(SyncBatchNorm, weakref.WeakKeyDictionary())
-        if layer not in layers:
-            count = context.per_job.setdefault((SyncBatchNorm, number), itertools.count())
-            layers[layer] = f"sync_batch_norm.{next(count)}", weakref.WeakValueDictionary()
-        self._name, self._uses = layers[layer]
+        number = _LAYERS.get().number(layer, process_set_id(process_set))
+        self._name = f"sync_batch_norm.{number}"
+        uses = _USES.get()
+        if layer not in uses:
+            uses[layer] = weakref.WeakValueDictionary()
+        self._uses = uses[layer]
 
     def gather(self, count: int, *numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather from all ranks: the number of values, in host memory, and the concatenated vectors as the rows of a
@@ -177,6 +175,13 @@ class _Exchange:
         name = f"{self._name}.{self._use}.gradient"
         rows = torch.stack([vector.double() for vector in numbers])
         return allreduce(rows, name=name, op=Sum, process_set=self.process_set)
+
+
+_LAYERS = PerJob(FirstUses)
+_USES = PerJob(
+    weakref.WeakKeyDictionary[SyncBatchNorm, "weakref.WeakValueDictionary[int, _Exchange]"]
+)
+"""By layer: its uses whose backward passes may overlap, by number."""
 
 
 class _Normalization(torch.autograd.Function):

@@ -155,7 +155,7 @@ class TestInstalled:
         bin_folder, env = installed
         listed = run([bin_folder / "pip", "list", "--format=freeze"], env=env)
         names = {line.split("==")[0].lower() for line in listed.split()}
-        ours = {"horoplug", "cloudpickle", "numpy", "pyyaml"}
+        ours = {"horoplug", "cloudpickle", "numpy", "packaging", "pyyaml"}
         assert names - {"pip", "setuptools", "wheel"} == ours
 
     def test_installed_wheel_runs_on_one_rank(self, installed, tmp_path):

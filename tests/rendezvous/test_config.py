@@ -230,7 +230,7 @@ def test_error_classes_and_texts():
     assert not HostsUpdatedInterrupt().skip_sync
     assert issubclass(HorovodVersionMismatchError, ImportError)
     assert issubclass(NotInitializedError, ValueError)
-    assert str(NotInitializedError()) == "Horovod has not been initialized; use hvd.init()."
+    assert str(NotInitializedError()) == "Horovod has not been initialized; use hvd.init()"
 
 
 @pytest.mark.parametrize(

@@ -420,7 +420,7 @@ def check_refusals():
     complex_ = nn.Linear(2, 2, dtype=torch.complex64)
     refused("is not a dense floating-point parameter", complex_)
     refused(
-        "weight is float32 .* and float32 .* on rank 0. .rank 1.",
+        "weight is float32 .* and float32 .* on rank 0 .rank 1.",
         nn.Linear(2 + min(hvd.rank(), 1), 2),
     )
     model = Model() if hvd.rank() == 0 else Model().first

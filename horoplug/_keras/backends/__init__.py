@@ -16,7 +16,7 @@ def load(name: str) -> Any:
     Raises ImportError for a backend that is not supported."""
     if name not in _TENSORS:
         raise ImportError(
-            f"horoplug.keras supports the Keras backends {', '.join(_TENSORS)}, not {name!r}; set KERAS_BACKEND."
+            f"horoplug.keras supports the Keras backends {', '.join(_TENSORS)}, not {name!r}; set KERAS_BACKEND"
         )
     return importlib.import_module(f"{__name__}.{name}")
 

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 from jax.experimental.sparse import JAXSparse
 
-from horoplug._keras.options import ReductionOptions, group_indices
+from horoplug._keras.options import group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.reduce_ops import Min
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.jax.compression import Compression as Compression
 from horoplug.jax.elastic import is_failure
 from horoplug.jax.mpi_ops import allgather as allgather
@@ -35,14 +36,8 @@ class BackendReduction:
 
     def __init__(self, options: ReductionOptions) -> None:
         self._options = options
-        self._reduction = Reduction(
-            options.name,
-            options.compression,
-            options.op,
-            options.gradient_predivide_factor,
-            None,  # groups of leaf paths, which Keras gradients do not have
-            options.process_set,
-        )
+        self._reduction = Reduction(options)
+        self.local = options.local
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         options = self._options
@@ -54,12 +49,6 @@ class BackendReduction:
         if groups is None:
             groups = [indices] if indices else []
         return self._reduction.reduce_groups(dense, groups, name)
-
-    def local(self, gradient: Any) -> Any:
-        size = self._options.process_set.size()
-        if gradient is None or not self._options.scale_local_gradients or not size:
-            return gradient
-        return gradient / size
 
 
 def all_true(value: Any, **options: Any) -> Any:
@@ -78,5 +67,5 @@ class Progress:
     def __init__(self, optimizer: Any) -> None:
         raise ValueError(
             "rollback=False is not possible with Keras' JAX backend: fit donates the parameters to the compiled step, "
-            "so that a step that fails leaves none; use rollback=True."
+            "so that a step that fails leaves none; use rollback=True"
         )

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horoplug._keras.options import ReductionOptions
 from horoplug.common.reduce_ops import Min
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.tensorflow.compression import Compression as Compression
 from horoplug.tensorflow.elastic import is_failure
 from horoplug.tensorflow.mpi_ops import allgather as allgather
@@ -37,18 +37,14 @@ class BackendReduction:
     """See :class:`horoplug._keras.options.KerasReduction`."""
 
     def __init__(self, options: ReductionOptions) -> None:
-        fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-        if isinstance(options.groups, (list, tuple)):
-            fields["groups"] = [[native(v) for v in group] for group in options.groups]
-        self._reduction = Reduction(**fields, ignore_name_scope=True)  # Keras numbers name scopes
+        if isinstance(options.groups, list):
+            groups = [[native(variable) for variable in group] for group in options.groups]
+            options = dataclasses.replace(options, groups=groups)
+        self._reduction = Reduction(options, ignore_name_scope=True)  # Keras numbers name scopes
+        self.local = self._reduction.local
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
-        if name != self._reduction.name:
-            self._reduction = dataclasses.replace(self._reduction, name=name)
-        return self._reduction.reduce(gradients, [native(variable) for variable in variables])
-
-    def local(self, gradient: Any) -> Any:
-        return self._reduction.local(gradient)
+        return self._reduction.reduce(gradients, [native(each) for each in variables], name)
 
 
 def all_true(value: Any, **options: Any) -> Any:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from horoplug._keras.options import ReductionOptions, group_indices
+from horoplug._keras.options import group_indices
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common.keras_updates import KerasProgress
 from horoplug.common.reduce_ops import Min
+from horoplug.common.reduction_options import ReductionOptions
 from horoplug.torch.compression import Compression as Compression
 from horoplug.torch.elastic.progress import check_reductions
 from horoplug.torch.grouping import Group
@@ -48,14 +49,8 @@ class BackendReduction:
         self._groups = groups
         self._names: dict[Any, str] = {}
         self._holders: dict[str, Any] = {}
-        self._reducer = Reducer(
-            self._names,
-            options.compression,
-            options.op,
-            options.gradient_predivide_factor,
-            options.sparse_as_dense,
-            options.process_set,
-        )
+        self._reducer = Reducer(self._names, options)
+        self.local = options.local
 
     @torch._disable_dynamo  # type: ignore[attr-defined,unused-ignore]
     @torch.no_grad()
@@ -96,12 +91,6 @@ class BackendReduction:
                 self._reducer.submit(group, {})
             elif group:
                 self._reducer.submit_group(Group(group), {})
-
-    def local(self, gradient: Any) -> Any:
-        size = self._options.process_set.size()
-        if gradient is None or not self._options.scale_local_gradients or not size:
-            return gradient
-        return gradient / size
 
 
 def all_true(value: Any, **options: Any) -> Any:

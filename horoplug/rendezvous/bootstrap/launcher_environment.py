@@ -265,9 +265,9 @@ def recognise(env: Environment) -> LaunchedProcess | None:
     try:
         rank, size = launcher.numbers(*values)
     except ValueError:
-        raise ValueError(f"{says}, which are not a rank and a size; {remedy}.") from None
+        raise ValueError(f"{says}, which are not a rank and a size; {remedy}") from None
     if not 0 <= rank < size:
-        raise ValueError(f"{says}, but ranks are 0 to {size - 1}; {remedy}.")
+        raise ValueError(f"{says}, but ranks are 0 to {size - 1}; {remedy}")
     if size == 1:
         return None
     try:
@@ -278,7 +278,7 @@ def recognise(env: Environment) -> LaunchedProcess | None:
             launcher.bootstrap_address(env) if launcher.bootstrap_address else None,
         )
     except ValueError as error:
-        raise ValueError(f"{says}, but {error}; {remedy}.") from None
+        raise ValueError(f"{says}, but {error}; {remedy}") from None
 
 
 def _get(env: Environment, name: str) -> str:

@@ -62,7 +62,7 @@ def _load(launched: LaunchedProcess) -> Any:
     if not mpi_thread.is_installed():
         raise ValueError(
             f"{started}, which find each other over MPI, and that needs mpi4py: pip install mpi4py, or start the job "
-            "with horovodrun."
+            "with horovodrun"
         )
     try:
         MPI = mpi_thread.load()
@@ -70,7 +70,7 @@ def _load(launched: LaunchedProcess) -> Any:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{started}, but mpi4py cannot use an MPI library: {reason}. Set MPI4PY_LIBMPI to the libmpi.so of that "
-            "mpirun, or start the job with horovodrun."
+            "mpirun, or start the job with horovodrun"
         ) from None
     check_single_library()
     mpi_thread.initialise(MPI)
@@ -85,7 +85,7 @@ def _world(MPI: Any, launched: LaunchedProcess) -> Any:
         raise ValueError(
             f"{launched.launcher.name} has started {launched.size} processes, but for {library}, which mpi4py uses, "
             f"this is rank {world.rank} of {world.size}: start the job with the mpirun that belongs to it, or set "
-            "MPI4PY_LIBMPI to the libmpi.so of the one you use."
+            "MPI4PY_LIBMPI to the libmpi.so of the one you use"
         )
     return world
 
@@ -194,7 +194,7 @@ def ranks_of_communicator(communicator: Any) -> tuple[int, ...] | None:
     launched = recognise(os.environ)
     if launched is None:
         raise ValueError(
-            "An MPI communicator stands for ranks only in processes that mpirun has started; give a list of ranks."
+            "An MPI communicator stands for ranks only in processes that mpirun has started; give a list of ranks"
         )
     MPI = mpi_thread.load()
     mpi_thread.initialise(MPI)
@@ -203,12 +203,12 @@ def ranks_of_communicator(communicator: Any) -> tuple[int, ...] | None:
 
 def _world_ranks(MPI: Any, communicator: Any, launched: LaunchedProcess) -> tuple[int, ...] | None:
     if communicator == MPI.COMM_NULL:
-        raise ValueError("MPI.COMM_NULL: this process is in no communicator.")
+        raise ValueError("MPI.COMM_NULL: this process is in no communicator")
     if MPI.COMM_WORLD.Get_size() != launched.size:
         raise ValueError(
             f"MPI knows of {MPI.COMM_WORLD.Get_size()} of the {launched.size} processes that "
             f"{launched.launcher.name} has started; give a list of ranks, or start the job so that MPI knows all "
-            "(srun --mpi=pmi2 or --mpi=pmix, or mpirun)."
+            "(srun --mpi=pmi2 or --mpi=pmix, or mpirun)"
         )
     everyone = MPI.COMM_WORLD.Get_group()
     numbers = range(communicator.Get_size())

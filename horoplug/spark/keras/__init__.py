@@ -1,4 +1,5 @@
 """Spark ML estimators for Keras 3 with any backend: ``from horoplug.spark.keras import KerasEstimator``."""
 
-from horoplug.spark.keras.estimator import KerasEstimator as KerasEstimator
-from horoplug.spark.keras.estimator import KerasModel as KerasModel
+from horoplug.spark.keras.estimator import KerasEstimator, KerasModel
+
+__all__ = ["KerasEstimator", "KerasModel"]

@@ -1,4 +1,5 @@
 """Spark ML estimators for Lightning 2: ``from horoplug.spark.lightning import TorchEstimator``."""
 
-from horoplug.spark.lightning.estimator import TorchEstimator as TorchEstimator
-from horoplug.spark.lightning.estimator import TorchModel as TorchModel
+from horoplug.spark.lightning.estimator import TorchEstimator, TorchModel
+
+__all__ = ["TorchEstimator", "TorchModel"]

@@ -1,4 +1,5 @@
 """Spark ML estimators for PyTorch: ``from horoplug.spark.torch import TorchEstimator``."""
 
-from horoplug.spark.torch.estimator import TorchEstimator as TorchEstimator
-from horoplug.spark.torch.estimator import TorchModel as TorchModel
+from horoplug.spark.torch.estimator import TorchEstimator, TorchModel
+
+__all__ = ["TorchEstimator", "TorchModel"]

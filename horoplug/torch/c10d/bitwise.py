@@ -46,7 +46,7 @@ def _combine(
     for tensor, _ in pairs:
         if tensor.is_floating_point() or tensor.is_complex():
             raise ValueError(
-                f"bitwise reductions take tensors of integers or bool, got {tensor.dtype}."
+                f"bitwise reductions take tensors of integers or bool, got {tensor.dtype}"
             )
     size, rank = group.size(), group.rank()
 

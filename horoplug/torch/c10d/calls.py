@@ -24,8 +24,8 @@ Finish = Callable[[], None]
 
 
 class _Adapter(TorchAdapter):
-    for_sparse = "use .to_dense(); only all_reduce takes sparse tensors."
-    for_shared_elements = "pass a copy (.contiguous())."
+    for_sparse = "use .to_dense(); only all_reduce takes sparse tensors"
+    for_shared_elements = "pass a copy (.contiguous())"
 
 
 ADAPTER = _Adapter()

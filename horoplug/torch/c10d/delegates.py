@@ -55,7 +55,7 @@ class Delegates:
             return dist.ProcessGroupGloo(scoped, rank, size, timeout=timeout)
         raise ValueError(
             f'init_process_group("…{device}:{backend}…"): beside horoplug, only gloo and nccl can be chosen for the '
-            "tensors of another device."
+            "tensors of another device"
         )
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -228,7 +228,7 @@ class ProcessGroup(Calls):
         for tensors in (outputs, inputs):
             if len(tensors) != self._size:
                 raise ValueError(
-                    f"all_to_all takes one tensor for each of the {self._size} ranks, got {len(tensors)}."
+                    f"all_to_all takes one tensor for each of the {self._size} ranks, got {len(tensors)}"
                 )
         splits = [tensor.numel() for tensor in inputs]
         return self._rows(

@@ -81,11 +81,11 @@ class Place:
             host, port = str(found[0]["host"]), int(found[0]["port"])
         except (ValueError, TypeError, KeyError, IndexError):
             raise ValueError(
-                "reconfigure() takes what get_reconfigure_handle() has returned on each member of the group."
+                "reconfigure() takes what get_reconfigure_handle() has returned on each member of the group"
             ) from None
         if len(set(ids)) != len(ids) or self._id not in ids:
             raise ValueError(
-                "reconfigure() takes one handle for each member, among them that of this process."
+                "reconfigure() takes one handle for each member, among them that of this process"
             )
         return Meeting(uuid, host, port, ids.index(self._id), len(ids))
 

@@ -30,7 +30,7 @@ class Reduction(NamedTuple):
         """Raises ValueError if tensors of bool cannot be reduced so."""
         if self.op not in (reduce_ops.Min, reduce_ops.Max, reduce_ops.Product):
             raise ValueError(
-                "tensors of bool have no sum and no average; use ReduceOp.MAX (or) or ReduceOp.MIN (and)."
+                "tensors of bool have no sum and no average; use ReduceOp.MAX (or) or ReduceOp.MIN (and)"
             )
 
 

@@ -16,7 +16,7 @@ def allreduce(group: GathersRows, tensor: torch.Tensor, reduction: Reduction, op
 
     Raises ValueError for reductions other than sum and average."""
     if reduction.op not in (reduce_ops.Sum, reduce_ops.Average) or reduction.bitwise is not None:
-        raise ValueError("sparse tensors can only be reduced with ReduceOp.SUM or ReduceOp.AVG.")
+        raise ValueError("sparse tensors can only be reduced with ReduceOp.SUM or ReduceOp.AVG")
     averages = reduction.op == reduce_ops.Average
     kind = f"{'average' if averages else 'sum'}, factor {reduction.prescale:g}"
     parts, layout = sparse.split(tensor, kind)
