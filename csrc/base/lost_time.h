@@ -3,17 +3,21 @@
 
 #include <algorithm>
 
+#include "base/time.h"
+
 namespace horoplug {
 
 // A period in which this process could not look at what its peers do: it was stopped, or got no
-// processor. In seconds of the steady clock.
+// processor.
 struct LostTime {
-  double begin;
-  double end;
+  SteadyTime begin;
+  SteadyTime end;
 
-  double seconds() const { return end - begin; }
+  Seconds length() const { return end - begin; }
   // Moves the begin of a wait by the part of the period that belongs to the wait.
-  void extend(double& since) const { since += std::max(0.0, end - std::max(begin, since)); }
+  void extend(SteadyTime& since) const {
+    since += std::max(Seconds::zero(), end - std::max(begin, since));
+  }
 };
 
 }  // namespace horoplug

@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/time.h"
@@ -216,10 +215,10 @@ void Engine::on_done(hp_handle handle, hp_done done, void* context) {
   if (handles_.on_done(handle, done, context)) submissions_.announce();
 }
 
-Status Engine::wait(hp_handle handle, double timeout) {
+Status Engine::wait(hp_handle handle, Seconds timeout) {
   HandleTable::Wait wait(handles_, handle, timeout);
   if (wait.done()) return wait.status();
-  if (timeout != 0 && loop_.acquire()) {
+  if (timeout > Seconds::zero() && loop_.acquire()) {
     loop_.run_until_done(wait, timeout);
   } else {
     submissions_.announce();
@@ -228,7 +227,7 @@ Status Engine::wait(hp_handle handle, double timeout) {
   return wait.status();
 }
 
-Status Engine::perform(const OperationPtr& operation, double timeout) {
+Status Engine::perform(const OperationPtr& operation, Seconds timeout) {
   if (!loop_.acquire()) {
     submit(operation);
     return wait(operation->handle, timeout);
@@ -295,7 +294,7 @@ hp_stats Engine::stats() const {
   stats.planned_batches = counters_.planned_batches;
   stats.broken_plans = counters_.broken_plans;
   stats.failed = counters_.failed;
-  stats.active_microseconds = static_cast<std::uint64_t>(submissions_.active_seconds() * 1e6);
+  stats.active_microseconds = static_cast<std::uint64_t>(submissions_.active_time().count() * 1e6);
   return stats;
 }
 
@@ -349,7 +348,7 @@ bool Engine::has_running_batch() const {
                      [](const auto& set) { return set.second->executor.running() != nullptr; });
 }
 
-double Engine::sleep_seconds() const {
+Seconds Engine::sleep_time() const {
   bool waiting = lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running() ||
                  peers_.undecided();
   for (const auto& [id, set] : registry_.sets()) {
@@ -358,14 +357,14 @@ double Engine::sleep_seconds() const {
   waiting |= gpu_.is_busy() || !point_to_point_.idle() || !point_to_point_.waiting().empty();
   const bool polls = polling_.needed();
   // Peers report every other failure.
-  if (!waiting && !polls) return -1;
-  const double now = steady_now();
-  double seconds = watchdog_.interval();
-  if (polls) seconds = std::fmin(seconds, polling_.interval(now));
+  if (!waiting && !polls) return kForever;
+  const SteadyTime now = steady_now();
+  Seconds time = watchdog_.interval();
+  if (polls) time = std::min(time, polling_.interval(now));
   for (const auto& [id, set] : registry_.sets()) {
-    seconds = std::fmin(seconds, plans_.patience(*set, now));
+    time = std::min(time, plans_.patience(*set, now));
   }
-  return seconds;
+  return time;
 }
 
 }  // namespace horoplug

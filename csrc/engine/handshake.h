@@ -31,7 +31,7 @@ class Handshake {
   using Done = std::function<void(std::vector<Segment> segments)>;
 
   // Changes `config`: the segments of its members are mapped.
-  Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done, double now);
+  Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done, SteadyTime now);
 
   // Introduces this rank.
   void begin();
@@ -40,7 +40,7 @@ class Handshake {
   // Throws WireError if the message is unexpected.
   void receive_introduced(int from);
   // Throws Error(HP_TIMEOUT) if it has taken too long.
-  void check_deadline(double now) const;
+  void check_deadline(SteadyTime now) const;
   // Time that is not held against the peers.
   void excuse(const LostTime& lost) { lost.extend(started_at_); }
 
@@ -62,7 +62,7 @@ class Handshake {
   TreePosition tree_;
   std::vector<int> children_;  // those whose subtrees are not introduced yet
   bool subtree_introduced_ = false;
-  double started_at_;
+  SteadyTime started_at_;
 };
 
 }  // namespace horoplug

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/time.h"
 #include "collectives/costs.h"
 #include "controller/plans/tuner.h"
 #include "device/cuda/driver/toolkit.h"
@@ -20,24 +21,23 @@
 
 namespace horoplug {
 
-// A time limit in seconds, which any thread may change while an engine uses it.
+// A time limit that any thread may change while an engine uses it.
 class TimeLimit {
  public:
-  TimeLimit(double seconds) : seconds_(seconds) {}  // NOLINT(google-explicit-constructor)
-  TimeLimit(const TimeLimit& other) : TimeLimit(static_cast<double>(other)) {}
-  TimeLimit& operator=(const TimeLimit& other) {
-    seconds_.store(other, std::memory_order_relaxed);
+  TimeLimit(Seconds limit) : limit_(limit) {}  // NOLINT(google-explicit-constructor)
+  TimeLimit(const TimeLimit& other) : TimeLimit(other.get()) {}
+  TimeLimit& operator=(const TimeLimit& other) { return *this = other.get(); }
+  TimeLimit& operator=(Seconds limit) {
+    limit_.store(limit, std::memory_order_relaxed);
     return *this;
   }
-  operator double() const {  // NOLINT(google-explicit-constructor)
-    return seconds_.load(std::memory_order_relaxed);
-  }
+  Seconds get() const { return limit_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<double> seconds_;
+  std::atomic<Seconds> limit_;
 };
 
-// Times in seconds; negative means never.
+// A limit that is never to be reached is kForever.
 struct EngineOptions {
   std::int64_t fusion_threshold = 128 << 20;  // bytes; 0: no fusion
   bool fuse_groups = true;
@@ -46,11 +46,11 @@ struct EngineOptions {
   Tuning tuning;       // the initial values
   TunerOptions tuner;
   std::string autotune_log;  // a CSV file for the tuner's results; empty: none
-  double stall_check_time = 60;
-  double stall_shutdown_time = -1;
-  TimeLimit data_timeout = 30;
-  TimeLimit operation_timeout = 1800;
-  double deadlock_time = 5;
+  Seconds stall_check_time{60};
+  Seconds stall_shutdown_time = kForever;
+  TimeLimit data_timeout{Seconds(30)};
+  TimeLimit operation_timeout{Seconds(1800)};
+  Seconds deadlock_time{5};
   std::string algorithm;       // used wherever it can run; empty: the cheapest
   std::string gpu_algorithm;   // the same for tensors on GPUs; empty: `algorithm`
   std::string process_sets;    // added after the start; the same on all ranks

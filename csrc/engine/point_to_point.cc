@@ -455,7 +455,7 @@ bool PointToPoint::on_gpu() const {
                      [](const Transfer& transfer) { return transfer.on_gpu(); });
 }
 
-void PointToPoint::note_progress(double now, const std::vector<bool>& moved) {
+void PointToPoint::note_progress(SteadyTime now, const std::vector<bool>& moved) {
   for (Transfer& transfer : transfers_) {
     const bool makes_progress = std::exchange(transfer.advanced, false) || !transfer.fiber ||
                                 moved[static_cast<std::size_t>(transfer.peer)];

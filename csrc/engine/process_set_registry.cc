@@ -61,7 +61,7 @@ void ProcessSetRegistry::create_global(std::vector<Segment> segments) {
   add_known(members);
 }
 
-std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
+std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, SteadyTime now) {
   const std::uint32_t number = ++last_number_;
   const MembersPtr members = make_members(number, std::move(ranks), config_.rank);
   add_known(members);
@@ -99,7 +99,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
 }
 
 void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr& removal,
-                                       double now) {
+                                       SteadyTime now) {
   submissions_.forget_set(number);
   {
     std::lock_guard lock(mutex_);
@@ -163,12 +163,12 @@ bool ProcessSetRegistry::release_removed() {
 
 // ---- shared memory of removed sets ----
 
-void ProcessSetRegistry::release(std::uint32_t number, double now) {
+void ProcessSetRegistry::release(std::uint32_t number, SteadyTime now) {
   if (!reserved_.contains(number) || !releases_.emplace(number, nullptr).second) return;
   submit_release(number, now);
 }
 
-void ProcessSetRegistry::submit_release(std::uint32_t number, double now) {
+void ProcessSetRegistry::submit_release(std::uint32_t number, SteadyTime now) {
   ProcessSet& all = global();
   if (all.negotiator.closed() || all.negotiator.joined()) return;
   const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members, {number, 1});
@@ -188,7 +188,7 @@ void ProcessSetRegistry::finish_release(std::uint32_t number) {
   }
 }
 
-void ProcessSetRegistry::submit_releases_again(double now) {
+void ProcessSetRegistry::submit_releases_again(SteadyTime now) {
   for (const auto& [number, release] : releases_) {
     if (!release || !release->status.ok()) submit_release(number, now);
   }

@@ -190,7 +190,7 @@ void Scheduler::enqueue(ProcessSet& set, Negotiator::Decision& decision,
 // Operations on process sets and shared buffers are done at once.
 void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
   set.negotiator.batch_done(0);
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   const Shape& arguments = operation->signature.shapes.front();
   if (operation->signature.op == OpKind::kRemoveSet && arguments.size() > 1) {
     parts_.registry.finish_release(static_cast<std::uint32_t>(arguments.front()));
@@ -272,7 +272,7 @@ void Scheduler::fail(const PeerError& error) const {
 void Scheduler::finish(ProcessSet& set, const Batch& batch) {
   Counters& counters = parts_.counters;
   set.last_event = parts_.activity.last_event = steady_now();
-  set.negotiator.batch_done(batch.plan, set.last_event);
+  set.negotiator.batch_done(batch.plan, set.last_event.time_since_epoch().count());
   ++counters.batches;
   if (batch.plan != 0) ++counters.planned_batches;
   for (const OperationPtr& operation : batch.operations) {
@@ -296,7 +296,7 @@ bool Scheduler::transfer() {
     fail(error);
   }
   if (!busy) return false;
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   for (auto& [operation, status] : point_to_point.take_ended()) {
     parts_.activity.last_event = now;
     if (status.ok()) {

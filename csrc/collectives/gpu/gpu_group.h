@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -67,10 +68,9 @@ class GpuGroup {
 
   // Encloses all work of a batch on the GPU. `what`: for messages.
   void track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended);
-  // Removes finished work. Returns the seconds for which the oldest unfinished work is known to
-  // have been running; 0 if it has not begun, or there is none. Throws the GPU's own failure.
-  // `now`: seconds.
-  double standstill(double now);
+  // Removes finished work. Returns for how long the oldest unfinished work is known to have been
+  // running; 0 if it has not begun, or there is none. Throws the GPU's own failure.
+  Seconds standstill(SteadyTime now);
   // Describes that work.
   const std::string& next() const { return under_way_.front().what; }
   // Time that does not count for standstill().
@@ -98,7 +98,7 @@ class GpuGroup {
   struct Work {
     std::string what;
     cuda::EventPtr begun, ended;
-    double seen = -1;  // time at which it was first seen running
+    std::optional<SteadyTime> seen{};  // when it was first seen running
   };
 
   // The capabilities that ranks exchange.

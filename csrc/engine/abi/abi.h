@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/time.h"
 #include "engine/abi/engine_owner.h"
 #include "engine/abi/stream_maker.h"
 #include "engine/engine.h"
@@ -83,6 +84,9 @@ void hand_over(const Struct& full, Struct* out) {
   std::memcpy(out, &full, size);
   out->struct_size = size;
 }
+
+// A time limit as a caller gives it: a negative one is none.
+inline Seconds limit_of(double seconds) { return seconds < 0 ? kForever : Seconds(seconds); }
 
 inline std::uint32_t checked_set(std::int32_t number) {
   if (number < 0) {

@@ -14,10 +14,14 @@
 namespace horoplug::abi {
 namespace {
 
-// Zero stands for the default. Negative times mean "never" here and in the engine.
+// Zero stands for the default.
 template <typename Option, typename Value>
 void set_unless_zero(Option& option, Value value) {
   if (value != 0) option = value;
+}
+
+void set_limit_unless_zero(auto& option, double seconds) {
+  if (seconds != 0) option = limit_of(seconds);
 }
 
 void log_to_stderr(LogLevel, const std::string& text) {
@@ -130,11 +134,11 @@ EngineOptions make_options(const hp_config& given) {
   set_unless_zero(options.tuner.turns, given.autotune_steps);
   set_unless_zero(options.tuner.choices, given.autotune_samples);
   if (given.autotune_log != nullptr) options.autotune_log = given.autotune_log;
-  set_unless_zero(options.stall_check_time, given.stall_check_time);
-  set_unless_zero(options.stall_shutdown_time, given.stall_shutdown_time);
-  set_unless_zero(options.data_timeout, given.data_timeout);
-  set_unless_zero(options.operation_timeout, given.operation_timeout);
-  set_unless_zero(options.deadlock_time, given.deadlock_time);
+  set_limit_unless_zero(options.stall_check_time, given.stall_check_time);
+  set_limit_unless_zero(options.stall_shutdown_time, given.stall_shutdown_time);
+  set_limit_unless_zero(options.data_timeout, given.data_timeout);
+  set_limit_unless_zero(options.operation_timeout, given.operation_timeout);
+  set_limit_unless_zero(options.deadlock_time, given.deadlock_time);
   options.progress_cpu = given.progress_cpu - 1;
   if (given.link_latency > 0 && given.link_bandwidth > 0) {
     options.costs.stream = {given.link_latency * 1e6, 1e6 / given.link_bandwidth};

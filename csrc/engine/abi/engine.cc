@@ -50,7 +50,7 @@ hp_status hp_engine_abort(hp_engine* engine, const char* reason) {
 hp_status hp_engine_set_limits(hp_engine* engine, double data_timeout, double operation_timeout) {
   return guarded([&] {
     const auto running = engine->engine.lease();
-    if (running) running->set_limits(data_timeout, operation_timeout);
+    if (running) running->set_limits(limit_of(data_timeout), limit_of(operation_timeout));
     return HP_OK;
   });
 }

@@ -58,7 +58,7 @@ hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double 
     const auto running = engine->engine.use();
     const auto members = running->members(checked_set(full.process_set));
     const auto operation = horoplug::make_operation(full, members);
-    const Status status = running->perform(operation, timeout);
+    const Status status = running->perform(operation, limit_of(timeout));
     *handle = operation->handle;
     return report(status);
   });
@@ -107,7 +107,8 @@ hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
   return guarded([&] {
     const auto running = engine->engine.lease();
     // Without an engine every operation has ended.
-    return report(running ? running->wait(handle, timeout) : engine->engine.handles().poll(handle));
+    return report(running ? running->wait(handle, limit_of(timeout))
+                          : engine->engine.handles().poll(handle));
   });
 }
 

@@ -37,10 +37,10 @@ struct ProcessSet {
   Negotiator negotiator;
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided, by name
-  double last_progress = 0;     // of the running batch; the present time if none runs
-  double last_wake_up = 0;      // when peers that the running batch waits for were woken last
-  double last_event = 0;        // an operation was submitted, decided or done
-  double plan_patience = 0.1;   // how long a plan may hold up operations that nobody waits for
+  SteadyTime last_progress;     // of the running batch; the present time if none runs
+  SteadyTime last_wake_up;      // when peers that the running batch waits for were woken last
+  SteadyTime last_event;        // an operation was submitted, decided or done
+  Seconds plan_patience{0.1};   // how long a plan may hold up operations that nobody waits for
   bool asked_to_leave = false;  // the negotiator knows that this rank leaves
   Status end_of_transfers;      // not HP_OK: sends and recvs are not accepted any more
   std::size_t memory_at = 0;    // the offset of this rank's part of the shared memory

@@ -19,20 +19,20 @@ class Liveness {
       : mesh_(mesh), rank_(rank), peers_(static_cast<std::size_t>(mesh.size())) {}
 
   // Something that `ranks` may be to blame for is late: pings them. A rank is pinged again when it
-  // has answered, and `interval` seconds have passed since the last ping.
-  void ask(const std::vector<int>& ranks, double now, double interval);
+  // has answered, and `interval` has passed since the last ping.
+  void ask(const std::vector<int>& ranks, SteadyTime now, Seconds interval);
   void receive_pong(int from);
   // Time that is not held against the peers.
   void excuse(const LostTime& lost);
 
-  // Those of `ranks` that have owed an answer for `patience` seconds.
-  std::vector<int> silent(std::vector<int> ranks, double now, double patience) const;
+  // Those of `ranks` that have owed an answer for `patience`.
+  std::vector<int> silent(std::vector<int> ranks, SteadyTime now, Seconds patience) const;
   // "rank 1, which does not answer"; empty if there is none.
-  std::string describe_silent(std::vector<int> ranks, double now, double patience) const;
+  std::string describe_silent(std::vector<int> ranks, SteadyTime now, Seconds patience) const;
 
  private:
   struct Peer {
-    double asked_at = -1e9;  // when it was pinged last
+    SteadyTime asked_at = kLongAgo;  // when it was pinged last
     bool owes_answer = false;
   };
   Mesh& mesh_;

@@ -1,7 +1,6 @@
 #include "engine/watchdog/plan_deadlines.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/time.h"
 #include "engine/watchdog/limits.h"
@@ -9,37 +8,38 @@
 namespace horoplug {
 namespace {
 
-// Seconds that a plan may stand still: while a thread of this rank waits for an operation that the
+// How long a plan may stand still: while a thread of this rank waits for an operation that the
 // plan holds up, and while peers have not joined a batch that this rank has joined.
-constexpr double kPatienceOfWaiters = 0.002;
-constexpr double kPatienceWithPeers = 1.0;
-constexpr double kMostPatience = 5.0;
+constexpr Seconds kPatienceOfWaiters{0.002};
+constexpr Seconds kPatienceWithPeers{1};
+constexpr Seconds kMostPatience{5};
 
 }  // namespace
 
-double PlanDeadlines::patience(const ProcessSet& set, double now) const {
+Seconds PlanDeadlines::patience(const ProcessSet& set, SteadyTime now) const {
   if (set.negotiator.waits_in_plan()) {
     // Peers may be late for a good reason, which only negotiation finds out.
-    return std::fmin(kPatienceWithPeers, progress_limit(options_).seconds / 4);
+    return std::min(kPatienceWithPeers, progress_limit(options_).time / 4);
   }
-  if (!set.negotiator.held_up()) return kNever;
+  if (!set.negotiator.held_up()) return kForever;
   const bool has_waiters =
       std::any_of(set.pending.begin(), set.pending.end(),
                   [&](const auto& entry) { return handles_.waited_for(*entry.second, now); });
   // The queue may hold what the plan lacks, and the loop takes it before it checks the plans again.
   // A thread submits before it waits, so the queue is looked at after the waiters.
-  if (submissions_.holds_any()) return kNever;
+  if (submissions_.holds_any()) return kForever;
   return has_waiters ? kPatienceOfWaiters : set.plan_patience;
 }
 
-void PlanDeadlines::check(double now) {
+void PlanDeadlines::check(SteadyTime now) {
   for (const auto& [id, set] : registry_.sets()) {
     if (!set->negotiator.has_plan()) continue;
     const bool held_up = set->negotiator.held_up();
-    const double since = held_up ? set->last_event : std::fmax(set->last_event, set->last_progress);
+    const SteadyTime since =
+        held_up ? set->last_event : std::max(set->last_event, set->last_progress);
     if (now - since < patience(*set, now)) continue;
     // The program may only have been slow: the next plan gets more time.
-    if (held_up) set->plan_patience = std::fmin(2 * set->plan_patience, kMostPatience);
+    if (held_up) set->plan_patience = std::min(2 * set->plan_patience, kMostPatience);
     set->negotiator.break_plan();
   }
 }

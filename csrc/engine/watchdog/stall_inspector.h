@@ -5,12 +5,13 @@
 // rank's operations and the links. Used by the thread that runs the loop.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,7 +48,7 @@ class StallInspector {
 
   // Begins an inspection when one is due, and checks how long operations and answers take. Throws
   // Error(HP_TIMEOUT) if that is too long.
-  void check(double now);
+  void check(SteadyTime now);
   // Answers the root, sends what there is to send and, on the root, judges a complete report.
   // Throws Error(HP_TIMEOUT) if an operation has taken too long.
   void run();
@@ -64,48 +65,49 @@ class StallInspector {
   }
   void receive(const CallOff& call_off);
   void receive(int from, InspectionQuestion question) {
-    asked_parent_at_ = 0;
+    asked_parent_at_.reset();
     heard_at_ = steady_now();
     inspection_.receive(from, std::move(question));
   }
   void receive(int from, Report report) { inspection_.receive(from, std::move(report)); }
 
   bool running() const { return inspection_.running(); }
-  // Seconds between two inspections while an operation waits.
-  double interval() const;
+  // The time between two inspections while an operation waits.
+  Seconds interval() const;
   // Time that is not held against the peers.
   void excuse(const LostTime& lost) {
-    if (begun_at_ > 0) lost.extend(begun_at_);
-    if (asked_parent_at_ > 0) lost.extend(asked_parent_at_);
+    if (begun_at_) lost.extend(*begun_at_);
+    if (asked_parent_at_) lost.extend(*asked_parent_at_);
     lost.extend(requested_since_);
   }
 
  private:
-  double overdue_time() const { return operation_limit(config_.options).seconds; }
-  double silence_begins(double since, double now) const;
-  static double waiting_since(const ProcessSet& set, const Operation& operation);
-  double oldest_wait(double now) const;
-  RankReport report_of_this_rank(double now);
+  Seconds overdue_time() const { return operation_limit(config_.options).time; }
+  Seconds quiet_time() const;
+  SteadyTime silence_begins(SteadyTime since, SteadyTime now) const;
+  static SteadyTime waiting_since(const ProcessSet& set, const Operation& operation);
+  SteadyTime oldest_wait() const;
+  RankReport report_of_this_rank(SteadyTime now);
   // An operation has been pending since `since`.
-  void request_since(double since) {
+  void request_since(SteadyTime since) {
     requested_ = true;
-    requested_since_ = std::fmin(requested_since_, since);
+    requested_since_ = std::min(requested_since_, since);
   }
-  void begin(double since, double now);
+  void begin(SteadyTime since, SteadyTime now);
   std::vector<std::shared_ptr<AttachedGroup>> groups();
   std::shared_ptr<AttachedGroup> own_group();
-  void add_group(const AttachedGroup& group, double now, RankReport& report) const;
+  void add_group(const AttachedGroup& group, SteadyTime now, RankReport& report) const;
   bool is_pending(const OperationKey& key) const;
   void fail_set(std::uint32_t set, int root, const Status& status);
   void obey(const CallOff& call_off);
-  void judge(const Report& report, double now);
+  void judge(const Report& report, SteadyTime now);
   void call_off(const Diagnosis& diagnosis,
                 const std::map<std::uint32_t, std::vector<int>>& members);
-  void warn_of(const std::vector<Diagnosis::Stall>& stalls, double now);
-  void warn_of_deadlock(const std::string& text, double now);
-  void check_without_inspection(double now);
-  void check_answers(double now);
-  void check_parent(double now);
+  void warn_of(const std::vector<Diagnosis::Stall>& stalls, SteadyTime now);
+  void warn_of_deadlock(const std::string& text, SteadyTime now);
+  void check_without_inspection(SteadyTime now);
+  void check_answers(SteadyTime now);
+  void check_parent(SteadyTime now);
 
   const EngineConfig& config_;
   Mesh& mesh_;
@@ -121,20 +123,21 @@ class StallInspector {
   bool requested_ = false;
   // The begin of the longest wait for which an inspection was requested since the last check: the
   // wait may be over later.
-  double requested_since_ = kNever;
+  SteadyTime requested_since_ = kNever;
   bool requested_for_groups_ = false;
   // The inspection is for other groups only: nobody owes this one an answer.
   bool is_for_groups_ = false;
-  double next_at_ = 0;
+  SteadyTime next_at_;
   // The root: all ranks have answered; other ranks: an inspection has come.
-  double heard_at_ = 0;
-  // Since when ranks owe the root an answer; 0: no inspection runs, or this rank is not the root.
-  double begun_at_ = 0;
-  // Since when the parent owes an inspection that it was asked for; 0: it owes none.
-  double asked_parent_at_ = 0;
-  double last_silence_warning_ = -1e9;
-  double last_deadlock_warning_ = -kNever;
-  std::map<std::pair<std::uint32_t, std::string>, double> warned_;  // when, by set and operation
+  SteadyTime heard_at_;
+  // Since when ranks owe the root an answer, while an inspection runs.
+  std::optional<SteadyTime> begun_at_;
+  // Since when the parent owes an inspection that it was asked for.
+  std::optional<SteadyTime> asked_parent_at_;
+  SteadyTime last_silence_warning_ = kLongAgo;
+  SteadyTime last_deadlock_warning_ = kLongAgo;
+  std::map<std::pair<std::uint32_t, std::string>, SteadyTime>
+      warned_;  // when, by set and operation
 
   std::mutex groups_mutex_;
   std::vector<std::shared_ptr<AttachedGroup>> groups_;

@@ -11,7 +11,7 @@ std::string TransferDeadlines::limit_is_set_by() const {
   return std::string(" (") + progress_limit(config_.options).set_by + ")";
 }
 
-void TransferDeadlines::check_transfers(double now) {
+void TransferDeadlines::check_transfers(SteadyTime now) {
   mesh_.take_movement(movement_);
   point_to_point_.note_progress(now, movement_.ranks);
   check_point_to_point(now);
@@ -41,20 +41,20 @@ bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
   return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), moves);
 }
 
-void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
-  const double seconds = now - set.last_progress;
-  if (seconds < limit() / 2) return;
+void TransferDeadlines::check_batch(const ProcessSet& set, SteadyTime now) {
+  const Seconds waited = now - set.last_progress;
+  if (waited < limit() / 2) return;
   const std::vector<int> all = suspects(set);
   const std::vector<int> asked = within_reach(all, set.executor.blame());
   liveness_.ask(asked, now, patience());
-  if (seconds < limit()) return;
+  if (waited < limit()) return;
   const Batch* const running = set.executor.running();
   // The ranks that this one waits for may wait themselves. If some ranks do not answer, those are
   // to blame.
   std::string blamed = liveness_.describe_silent(asked, now, patience());
   // A rank that this one has no connection to may be to blame. Those that wait for it have one, and
   // reach the limit now.
-  if (blamed.empty() && asked.size() < all.size() && seconds < limit() + patience()) return;
+  if (blamed.empty() && asked.size() < all.size() && waited < limit() + patience()) return;
   if (blamed.empty()) {
     blamed = describe_ranks(running != nullptr ? set.executor.blame() : all);
   }
@@ -63,13 +63,13 @@ void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
                               ", waiting for " + blamed + limit_is_set_by());
 }
 
-void TransferDeadlines::check_point_to_point(double now) {
+void TransferDeadlines::check_point_to_point(SteadyTime now) {
   const auto longest = point_to_point_.longest_standstill();
   if (!longest) return;
   const std::vector<int> peer{longest->peer};
-  const double seconds = now - longest->last_progress;
-  if (seconds >= limit() / 2) liveness_.ask(peer, now, patience());
-  if (seconds < limit()) return;
+  const Seconds waited = now - longest->last_progress;
+  if (waited >= limit() / 2) liveness_.ask(peer, now, patience());
+  if (waited < limit()) return;
   const std::string silent = liveness_.describe_silent(peer, now, patience());
   throw Error(HP_TIMEOUT, longest->operation.describe() + " has made no progress for " +
                               describe_seconds(limit()) + ", waiting for " +
@@ -98,15 +98,15 @@ std::vector<int> TransferDeadlines::within_reach(std::vector<int> ranks,
 }
 
 // Nothing says for which rank a GPU waits.
-void TransferDeadlines::check_gpus(double now) {
+void TransferDeadlines::check_gpus(SteadyTime now) {
   for (const auto& [id, set] : registry_.sets()) {
     GpuGroup* const gpu = set->executor.gpu();
-    const double seconds = gpu != nullptr ? gpu->standstill(now) : 0;
-    if (seconds < limit() / 2) continue;
+    const Seconds ran = gpu != nullptr ? gpu->standstill(now) : Seconds::zero();
+    if (ran < limit() / 2) continue;
     const std::vector<int>& all = registry_.global().members->ranks;
     const std::vector<int> asked = within_reach(all, {});
     liveness_.ask(asked, now, patience());
-    if (seconds < limit()) continue;
+    if (ran < limit()) continue;
     const std::string silent = liveness_.describe_silent(asked, now, patience());
     const std::string answer = asked.size() == all.size()
                                    ? ", though all ranks answer"

@@ -35,19 +35,19 @@ class TransferDeadlines {
 
   // Both throw Error(HP_TIMEOUT), which names the ranks to blame, when the limit has passed. When
   // half of it has, they begin to ask who answers.
-  void check_transfers(double now);
-  void check_gpus(double now);
+  void check_transfers(SteadyTime now);
+  void check_gpus(SteadyTime now);
   // Time that is not held against the peers.
   void excuse(const LostTime& lost);
   // How long a rank may owe the answer to a ping.
-  double patience() const { return limit() / 4; }
+  Seconds patience() const { return limit() / 4; }
 
  private:
-  double limit() const { return progress_limit(config_.options).seconds; }
+  Seconds limit() const { return progress_limit(config_.options).time; }
   std::string limit_is_set_by() const;
   bool makes_progress(const ProcessSet& set) const;
-  void check_batch(const ProcessSet& set, double now);
-  void check_point_to_point(double now);
+  void check_batch(const ProcessSet& set, SteadyTime now);
+  void check_point_to_point(SteadyTime now);
   std::vector<int> suspects(const ProcessSet& set) const;
   std::vector<int> within_reach(std::vector<int> ranks, const std::vector<int>& awaited) const;
 

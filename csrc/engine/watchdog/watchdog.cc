@@ -1,21 +1,21 @@
 #include "engine/watchdog/watchdog.h"
 
-#include <cmath>
+#include <algorithm>
 #include <utility>
 
 namespace horoplug {
 namespace {
 
-// Seconds; a quarter of the shortest limit if that is less.
-constexpr double kLeastLostTime = 1.0;
+// A quarter of the shortest limit if that is less.
+constexpr Seconds kLeastLostTime{1};
 
 }  // namespace
 
-double Watchdog::interval() const { return std::fmin(stalls_.interval() / 4, 0.25); }
+Seconds Watchdog::interval() const { return std::min(stalls_.interval() / 4, Seconds(0.25)); }
 
-void Watchdog::watch(double now) {
+void Watchdog::watch(SteadyTime now) {
   const LostTime lost{std::exchange(last_watch_, now) + interval(), now};
-  if (lost.seconds() > std::fmin(kLeastLostTime, transfers_.patience())) excuse(lost);
+  if (lost.length() > std::min(kLeastLostTime, transfers_.patience())) excuse(lost);
   if (lifecycle_.starting()) return handshake_.check_deadline(now);
   transfers_.check_transfers(now);
   transfers_.check_gpus(now);

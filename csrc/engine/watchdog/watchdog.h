@@ -16,7 +16,7 @@ class Watchdog {
  public:
   Watchdog(const Lifecycle& lifecycle, Handshake& handshake, TransferDeadlines& transfers,
            StallInspector& stalls, Liveness& liveness, PeerWakeUps& wakeups, PlanDeadlines& plans,
-           double now)
+           SteadyTime now)
       : lifecycle_(lifecycle),
         handshake_(handshake),
         transfers_(transfers),
@@ -28,9 +28,9 @@ class Watchdog {
 
   // Throws Error(HP_TIMEOUT) if the job has to be given up. While something may be late, an
   // interval between two calls that is much longer than interval() was lost.
-  void watch(double now);
-  // How often watch() has to be called while something may be late, in seconds.
-  double interval() const;
+  void watch(SteadyTime now);
+  // How often watch() has to be called while something may be late.
+  Seconds interval() const;
 
  private:
   void excuse(const LostTime& lost);
@@ -42,7 +42,7 @@ class Watchdog {
   Liveness& liveness_;
   PeerWakeUps& wakeups_;
   PlanDeadlines& plans_;
-  double last_watch_;
+  SteadyTime last_watch_;
 };
 
 }  // namespace horoplug

@@ -23,8 +23,8 @@ constexpr double kLimit = 10;
 
 EngineOptions with_limits(double data_timeout, double operation_timeout = 1000) {
   EngineOptions options;
-  options.data_timeout = data_timeout;
-  options.operation_timeout = operation_timeout;
+  options.data_timeout = Seconds(data_timeout);
+  options.operation_timeout = Seconds(operation_timeout);
   return options;
 }
 
@@ -36,21 +36,22 @@ struct WatchedRank {
         peer(*ranks[static_cast<std::size_t>(1 - number)]),
         polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity),
         handshake(
-            rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, now),
+            rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, at(now)),
         transfers(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
                   rank.liveness),
         stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
                rank.liveness, rank.peers, rank.activity),
         plans(rank.config.options, rank.registry, rank.handles, rank.submissions),
         wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, number),
-        watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans, now) {
+        watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
+                 at(now)) {
     for (const auto& each : ranks) each->registry.create_global({});
     rank.lifecycle.enter(Lifecycle::State::kRunning);
   }
   ProcessSet& set() const { return rank.registry.global(); }
 
   void watch(double now) {
-    watchdog.watch(now);
+    watchdog.watch(at(now));
     stalls.run();
     pump(ranks);
   }
@@ -75,7 +76,7 @@ struct WatchedRank {
       order.input = order.output = &value;
     }
     batch.operations = {operation_of(order, set().members)};
-    set().last_progress = now;  // as by the scheduler
+    set().last_progress = at(now);  // as by the scheduler
     set().executor.enqueue(std::move(batch));
     CHECK(!set().executor.poll());
     pump(ranks);
@@ -84,7 +85,7 @@ struct WatchedRank {
   }
   void submit(OpKind kind, double now) {
     const OperationPtr operation = make_test_operation("x", 2, kind);
-    operation->pending_since = set().last_event = now;
+    operation->pending_since = set().last_event = at(now);
     rank.handles.add(operation);
     set().pending.emplace("x", operation);
   }
@@ -96,7 +97,7 @@ struct WatchedRank {
     operation->tensors = {
         {reinterpret_cast<const std::byte*>(memory.data()),
          const_cast<std::byte*>(reinterpret_cast<const std::byte*>(memory.data()))}};
-    operation->pending_since = now;
+    operation->pending_since = at(now);
     by.handles.add(operation);
     by.point_to_point.submit(operation);
     by.point_to_point.advance(true);
@@ -172,17 +173,17 @@ void expect_limit(WatchedRank& job, const KindOfWait& kind, double begin, double
 }  // namespace
 
 TEST_CASE("lost time extends a wait by the part that belongs to it") {
-  const LostTime lost{100, 130};
-  const auto extended = [&](double since) {
+  const LostTime lost{at(100), at(130)};
+  const auto extended = [&](SteadyTime since) {
     lost.extend(since);
     return since;
   };
-  CHECK(lost.seconds() == 30);
-  CHECK(extended(70) == 100);
-  CHECK(extended(100) == 130);
-  CHECK(extended(120) == 130);
-  CHECK(extended(130) == 130);
-  CHECK(extended(140) == 140);
+  CHECK(lost.length() == Seconds(30));
+  CHECK(extended(at(70)) == at(100));
+  CHECK(extended(at(100)) == at(130));
+  CHECK(extended(at(120)) == at(130));
+  CHECK(extended(at(130)) == at(130));
+  CHECK(extended(at(140)) == at(140));
 }
 
 TEST_CASE("the limit of each kind of wait begins with the wait after an idle or a busy time") {
@@ -238,8 +239,8 @@ TEST_CASE("limits that are changed while an operation waits hold for it, in each
       WatchedRank job(kind.rank, with_limits(before, 2 * before), kind.connected, 1000);
       kind.begin(job, 1050);
       CHECK(job.watched(1050.01, 1050 + kLimit / 4).ok());
-      job.rank.config.options.data_timeout = kLimit;
-      job.rank.config.options.operation_timeout = 2 * kLimit;
+      job.rank.config.options.data_timeout = Seconds(kLimit);
+      job.rank.config.options.operation_timeout = Seconds(2 * kLimit);
       CHECK(job.watched(1050.01 + kLimit / 4, 1050 + kLimit).ok());
       const Status late = job.watched(1050.01 + kLimit, 1050.6 + kLimit);
       CHECK(late.code == HP_TIMEOUT);
@@ -252,7 +253,7 @@ TEST_CASE("a plan stands still for as long after an idle time as after a busy on
   WatchedRank job(0, with_limits(kLimit), true, 1000);
   job.run_batch(OpKind::kAllreduce, 1, 1500);
   job.watch(1500.1);
-  CHECK(job.set().last_progress <= 1500.1);
+  CHECK(job.set().last_progress <= at(1500.1));
 }
 
 TEST_CASE("peers have time to agree to a shutdown after the last batch has ended") {
@@ -272,9 +273,9 @@ TEST_CASE("peers have time to agree to a shutdown after the last batch has ended
                      .tracing = rank.tracing,
                      .counters = counters});
   job.run_batch(OpKind::kAllreduce, 0, 100);
-  CHECK(shutdown.advance(100));
-  for (const double now : {101.0, 104.0, 107.0}) CHECK(!shutdown.advance(now));
+  CHECK(shutdown.advance(at(100)));
+  for (const double now : {101.0, 104.0, 107.0}) CHECK(!shutdown.advance(at(now)));
   job.set().executor.take_all();
-  CHECK(!shutdown.advance(108.5));
-  CHECK(failure_of([&] { shutdown.advance(109.5); }).code == HP_SHUT_DOWN);
+  CHECK(!shutdown.advance(at(108.5)));
+  CHECK(failure_of([&] { shutdown.advance(at(109.5)); }).code == HP_SHUT_DOWN);
 }

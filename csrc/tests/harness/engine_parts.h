@@ -29,6 +29,9 @@
 
 namespace horoplug::testing {
 
+// A point in time, for tests that pass in the time.
+constexpr SteadyTime at(double seconds) { return SteadyTime(Seconds(seconds)); }
+
 struct EngineParts {
   explicit EngineParts(EngineConfig given)
       : config(std::move(given)),
