@@ -78,14 +78,15 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       handshake_(
           config_, mesh_, *doorbell_,
           [this](std::vector<Segment> segments) { start_running(std::move(segments)); },
-          steady_now()),
-      liveness_(mesh_, config_.rank),
-      stalls_(config_, mesh_, registry_, point_to_point_, handles_, liveness_, peers_, activity_),
-      transfers_(config_, mesh_, registry_, point_to_point_, gpu_, liveness_),
+          clock_.now()),
+      suspicion_(config_.rank, config_.size()),
+      stalls_(config_, mesh_, registry_, point_to_point_, handles_, suspicion_, peers_, activity_,
+              clock_),
+      transfers_(config_, mesh_, registry_, point_to_point_, gpu_, suspicion_),
       plans_(config_.options, registry_, handles_, submissions_),
       wakeups_(mesh_, registry_, point_to_point_, polling_, config_.rank),
-      watchdog_(lifecycle_, handshake_, transfers_, stalls_, liveness_, wakeups_, plans_,
-                steady_now()),
+      watchdog_(config_, lifecycle_, mesh_, clock_, handshake_, transfers_, stalls_, suspicion_,
+                wakeups_, plans_),
       scheduler_({.mesh = mesh_,
                   .registry = registry_,
                   .point_to_point = point_to_point_,
@@ -98,6 +99,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
                   .tuning_log = tuning_log_,
                   .counters = counters_,
                   .activity = activity_,
+                  .clock = clock_,
                   .transfers_outlive_ranks = config_.options.transfers_outlive_ranks},
                  [this](std::uint32_t set) { dispatcher_.deliver_early(set); }),
       shutdown_({.config = config_,
@@ -112,7 +114,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
                  .transfers = transfers_,
                  .tracing = tracing_,
                  .counters = counters_}),
-      dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, liveness_,
+      dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, suspicion_,
                   peers_, tracing_),
       loop_(
           *this, mesh_, *doorbell_,
@@ -324,7 +326,7 @@ bool Engine::step() {
   busy |= registry_.finish_removals();
   busy |= on_demand_.run();
   busy |= mesh_.pump_writes();
-  if (lifecycle_.leave_requested()) busy |= shutdown_.advance(steady_now());
+  if (lifecycle_.leave_requested()) busy |= shutdown_.advance(clock_.now());
   if (mesh_.take_polled_traffic()) activity_.quiet_since = steady_now();
   return busy;
 }
@@ -348,7 +350,7 @@ bool Engine::has_running_batch() const {
                      [](const auto& set) { return set.second->executor.running() != nullptr; });
 }
 
-Seconds Engine::sleep_time() const {
+Seconds Engine::sleep_time() {
   bool waiting = lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running() ||
                  peers_.undecided();
   for (const auto& [id, set] : registry_.sets()) {
@@ -357,7 +359,10 @@ Seconds Engine::sleep_time() const {
   waiting |= gpu_.is_busy() || !point_to_point_.idle() || !point_to_point_.waiting().empty();
   const bool polls = polling_.needed();
   // Peers report every other failure.
-  if (!waiting && !polls) return kForever;
+  if (!waiting && !polls) {
+    clock_.expect_a_long_gap();
+    return kForever;
+  }
   const SteadyTime now = steady_now();
   Seconds time = watchdog_.interval();
   if (polls) time = std::min(time, polling_.interval(now));

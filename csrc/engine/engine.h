@@ -131,7 +131,7 @@ class Engine {
   // The work of the progress loop; see ProgressLoop.
   friend class ProgressLoop<Engine>;
   bool step();
-  void watch() { watchdog_.watch(steady_now()); }
+  void watch() { watchdog_.watch(clock_.now()); }
   void fail(const Status& status) { shutdown_.fail(status); }
   bool stopped() const { return lifecycle_.stopped(); }
   bool requests_waiting() const { return submissions_.requests_waiting() || on_demand_.waiting(); }
@@ -139,7 +139,7 @@ class Engine {
   bool has_sleeping_callers() const { return handles_.has_sleepers(); }
   bool must_poll() const { return polling_.needed(); }
   SteadyTime quiet_since() const { return activity_.quiet_since; }
-  Seconds sleep_time() const;
+  Seconds sleep_time();
   Seconds watch_interval() const { return watchdog_.interval(); }
 
   EngineConfig config_;  // changed by the handshake only, but for the limits that can be set
@@ -156,6 +156,7 @@ class Engine {
   // Used by the thread that runs the loop.
   TuningLog tuning_log_;
   Activity activity_;
+  RunningClock clock_;
   Mesh mesh_;
   OnDemandConnections on_demand_;  // partly by any thread
   PointToPoint point_to_point_;
@@ -167,7 +168,7 @@ class Engine {
   Polling polling_;
   Peers peers_;
   Handshake handshake_;
-  Liveness liveness_;
+  Suspicion suspicion_;
   StallInspector stalls_;
   TransferDeadlines transfers_;
   PlanDeadlines plans_;

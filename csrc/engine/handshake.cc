@@ -46,7 +46,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
 }  // namespace
 
 Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done,
-                     SteadyTime now)
+                     RunningTime now)
     : config_(config),
       mesh_(mesh),
       doorbell_(doorbell),
@@ -132,7 +132,7 @@ void Handshake::finish() {
   done_(std::move(segments));
 }
 
-void Handshake::check_deadline(SteadyTime now) const {
+void Handshake::check_deadline(RunningTime now) const {
   const Seconds limit = config_.options.data_timeout.get();
   if (now - started_at_ < limit) return;
   throw Error(HP_TIMEOUT, "no answer from " + describe_ranks(awaited()) + " within " +

@@ -61,7 +61,7 @@ void ProcessSetRegistry::create_global(std::vector<Segment> segments) {
   add_known(members);
 }
 
-std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, SteadyTime now) {
+std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, RunningTime now) {
   const std::uint32_t number = ++last_number_;
   const MembersPtr members = make_members(number, std::move(ranks), config_.rank);
   add_known(members);
@@ -99,7 +99,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, SteadyTime now)
 }
 
 void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr& removal,
-                                       SteadyTime now) {
+                                       RunningTime now) {
   submissions_.forget_set(number);
   {
     std::lock_guard lock(mutex_);
@@ -108,7 +108,7 @@ void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr&
   ProcessSet* const set = find(number);
   if (set == nullptr) {
     completion_.end(removal, {});
-    release(number, now);
+    release(number, steady_now());
   } else if (set->removal) {
     completion_.end(removal, {HP_INVALID_ARGUMENT, "it is being removed already"});
   } else {
@@ -173,7 +173,7 @@ void ProcessSetRegistry::submit_release(std::uint32_t number, SteadyTime now) {
   if (all.negotiator.closed() || all.negotiator.joined()) return;
   const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members, {number, 1});
   release->name = "release process set " + std::to_string(number);
-  release->submitted_at = release->pending_since = now;
+  release->submitted_at = now;
   releases_[number] = release;
   all.pending.emplace(release->name, release);
   all.negotiator.submit(release->name, release->signature);

@@ -64,9 +64,9 @@ class ProcessSetRegistry {
   // `segments`: the shared memory of the ranks on this rank's host.
   void create_global(std::vector<Segment> segments);
   // Returns the number of the new set.
-  std::uint32_t create(std::vector<int> ranks, SteadyTime now);
+  std::uint32_t create(std::vector<int> ranks, RunningTime now);
   // The set exists no more for submitters. `removal` ends when nothing of it runs any more.
-  void begin_removal(std::uint32_t number, const OperationPtr& removal, SteadyTime now);
+  void begin_removal(std::uint32_t number, const OperationPtr& removal, RunningTime now);
   // Whether a removal has come to its end.
   bool finish_removals();
   // All ranks have released the shared memory of a removed set.

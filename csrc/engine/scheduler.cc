@@ -12,6 +12,12 @@
 
 namespace horoplug {
 
+// An operation was submitted, decided or done.
+RunningTime Scheduler::note_event() {
+  parts_.activity.last_event = steady_now();
+  return parts_.clock.at(parts_.activity.last_event);
+}
+
 void Scheduler::apply_failures() {
   const auto fails = [](const auto& entry) { return entry.second->negotiator.fails_all(); };
   const auto& sets = parts_.registry.sets();
@@ -20,12 +26,12 @@ void Scheduler::apply_failures() {
 
 void Scheduler::accept(const OperationPtr& operation) {
   ProcessSet* const set = parts_.registry.find(operation->members->set);
-  operation->pending_since = parts_.activity.last_event = steady_now();
+  operation->pending_since = note_event();
   if (set == nullptr) {
     parts_.completion.end(operation, {HP_INVALID_ARGUMENT, "the process set was removed"});
     return;
   }
-  set->last_event = parts_.activity.last_event;
+  set->last_event = operation->pending_since;
   const bool transfers = is_point_to_point(operation->signature.op);
   const Status& end = transfers ? set->end_of_transfers : set->negotiator.end();
   if (!end.ok()) return parts_.completion.end(operation, end);
@@ -70,7 +76,7 @@ bool Scheduler::negotiate() {
 }
 
 void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
-  set.last_event = parts_.activity.last_event = steady_now();
+  set.last_event = note_event();
   switch (decision.kind) {
     case DecisionItem::Kind::kBatch: {
       auto operations = take_operations(set, decision);
@@ -177,7 +183,7 @@ std::vector<OperationPtr> Scheduler::take_operations(ProcessSet& set,
 
 void Scheduler::enqueue(ProcessSet& set, Negotiator::Decision& decision,
                         std::vector<OperationPtr> operations) {
-  if (set.executor.idle()) set.last_progress = parts_.activity.last_event;
+  if (set.executor.idle()) set.last_progress = set.last_event;
   Batch batch{decision.batch, decision.plan, decision.tuning, std::move(operations),
               std::move(decision.absent)};
   // All ranks decide alike whether batches take turns, because the decisions of the global set,
@@ -190,17 +196,16 @@ void Scheduler::enqueue(ProcessSet& set, Negotiator::Decision& decision,
 // Operations on process sets and shared buffers are done at once.
 void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
   set.negotiator.batch_done(0);
-  const SteadyTime now = steady_now();
   const Shape& arguments = operation->signature.shapes.front();
   if (operation->signature.op == OpKind::kRemoveSet && arguments.size() > 1) {
     parts_.registry.finish_release(static_cast<std::uint32_t>(arguments.front()));
     return parts_.completion.end(operation, {});
   }
-  parts_.registry.submit_releases_again(now);
+  parts_.registry.submit_releases_again(parts_.activity.last_event);
   switch (operation->signature.op) {
     case OpKind::kAddSet: {
       const std::uint32_t number =
-          parts_.registry.create(std::vector<int>(arguments.begin(), arguments.end()), now);
+          parts_.registry.create({arguments.begin(), arguments.end()}, set.last_event);
       on_new_set_(number);
       operation->value = number;
       return parts_.completion.end(operation, {});
@@ -210,7 +215,7 @@ void Scheduler::administer(ProcessSet& set, const OperationPtr& operation) {
       return parts_.completion.end(operation, {});
     default:
       return parts_.registry.begin_removal(static_cast<std::uint32_t>(arguments.front()), operation,
-                                           now);
+                                           set.last_event);
   }
 }
 
@@ -243,7 +248,8 @@ bool Scheduler::execute(ProcessSet& set) {
     if (set.executor.next_is_on_gpu() && !parts_.gpu.may_start(set.members->set)) return busy;
     const std::optional<Batch> done = poll(set);
     if (set.executor.take_progress()) {
-      set.last_progress = parts_.activity.quiet_since = steady_now();
+      parts_.activity.quiet_since = steady_now();
+      set.last_progress = parts_.clock.at(parts_.activity.quiet_since);
       busy = true;
     }
     if (!done) return busy;
@@ -271,8 +277,8 @@ void Scheduler::fail(const PeerError& error) const {
 
 void Scheduler::finish(ProcessSet& set, const Batch& batch) {
   Counters& counters = parts_.counters;
-  set.last_event = parts_.activity.last_event = steady_now();
-  set.negotiator.batch_done(batch.plan, set.last_event.time_since_epoch().count());
+  set.last_event = note_event();
+  set.negotiator.batch_done(batch.plan, parts_.activity.last_event.time_since_epoch().count());
   ++counters.batches;
   if (batch.plan != 0) ++counters.planned_batches;
   for (const OperationPtr& operation : batch.operations) {

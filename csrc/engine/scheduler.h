@@ -36,6 +36,7 @@ class Scheduler {
     TuningLog& tuning_log;
     Counters& counters;
     Activity& activity;
+    RunningClock& clock;
     bool transfers_outlive_ranks;  // see EngineOptions
   };
   // `on_new_set` is called when a process set has been created.
@@ -61,6 +62,7 @@ class Scheduler {
   void trace_transfer(Batch& batch);
 
  private:
+  RunningTime note_event();
   void apply(ProcessSet& set, Negotiator::Decision& decision);
   void fail_all(ProcessSet& set, const Status& status);
   void close(ProcessSet& set, const Negotiator::Decision& decision);

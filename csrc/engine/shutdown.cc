@@ -64,7 +64,7 @@ void Shutdown::end_all_operations() {
 
 // ---- leaving ----
 
-bool Shutdown::advance(SteadyTime now) {
+bool Shutdown::advance(RunningTime now) {
   // Also a set that was created after this rank had said that it leaves.
   for (const auto& [id, set] : parts_.registry.sets()) {
     if (std::exchange(set->asked_to_leave, true)) continue;
@@ -95,7 +95,7 @@ bool Shutdown::advance(SteadyTime now) {
 
 // Whether all that was decided before this rank leaves is done, and all ranks agree to its leaving.
 // Throws Error if they do not answer in time.
-bool Shutdown::is_everything_done(SteadyTime now) {
+bool Shutdown::is_everything_done(RunningTime now) {
   // The memory of tensors must stay while the GPU may use it.
   parts_.transfers.check_gpus(now);
   bool agreed = true, busy = parts_.gpu.is_busy() || !parts_.point_to_point.idle();

@@ -206,7 +206,7 @@ void GpuGroup::forget_ended() {
   while (!under_way_.empty() && under_way_.front().ended->done()) under_way_.pop_front();
 }
 
-Seconds GpuGroup::standstill(SteadyTime now) {
+Seconds GpuGroup::standstill(RunningTime now) {
   forget_ended();
   if (under_way_.empty()) return Seconds::zero();
   check();
@@ -214,10 +214,6 @@ Seconds GpuGroup::standstill(SteadyTime now) {
   // Work that the framework's streams do first may take any time.
   if (!first.seen && first.begun->done()) first.seen = now;
   return first.seen ? now - *first.seen : Seconds::zero();
-}
-
-void GpuGroup::excuse(const LostTime& lost) {
-  if (!under_way_.empty() && under_way_.front().seen) lost.extend(*under_way_.front().seen);
 }
 
 void GpuGroup::check() {

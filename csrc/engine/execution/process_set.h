@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/running_clock.h"
 #include "controller/negotiator.h"
 #include "engine/execution/executor.h"
 
@@ -37,9 +38,9 @@ struct ProcessSet {
   Negotiator negotiator;
   Executor executor;
   std::unordered_map<std::string, OperationPtr> pending;  // submitted and not decided, by name
-  SteadyTime last_progress;     // of the running batch; the present time if none runs
-  SteadyTime last_wake_up;      // when peers that the running batch waits for were woken last
-  SteadyTime last_event;        // an operation was submitted, decided or done
+  RunningTime last_progress;    // of the running batch; the present time if none runs
+  RunningTime last_wake_up;     // when peers that the running batch waits for were woken last
+  RunningTime last_event;       // an operation was submitted, decided or done
   Seconds plan_patience{0.1};   // how long a plan may hold up operations that nobody waits for
   bool asked_to_leave = false;  // the negotiator knows that this rank leaves
   Status end_of_transfers;      // not HP_OK: sends and recvs are not accepted any more

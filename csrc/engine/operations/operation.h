@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/running_clock.h"
 #include "base/status.h"
-#include "base/time.h"
 #include "controller/state/members.h"
 #include "controller/state/signature.h"
 #include "device/cuda/runtime/device.h"
@@ -52,7 +52,7 @@ struct Operation {
   SteadyTime submitted_at;
   // When the engine has taken it from the queue: the begin of its time limits. Nothing can be said
   // of the peers before that, and the queue may hold an operation for which nobody waits.
-  SteadyTime pending_since;
+  RunningTime pending_since;
   std::uint64_t dependency_epoch = 0;  // see DependencyQuery
   bool counts_caller = false;          // its thread may submit other operations: see CallerThreads
   // This rank has joined and has not submitted the operation: it takes part with the identity

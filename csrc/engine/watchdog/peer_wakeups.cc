@@ -8,7 +8,7 @@ namespace horoplug {
 namespace {
 
 // Whether peers are to be woken for something that has stood still since `since`.
-bool is_due(SteadyTime now, SteadyTime since, SteadyTime last_sent) {
+bool is_due(RunningTime now, RunningTime since, RunningTime last_sent) {
   constexpr Seconds kFirst{0.01};
   constexpr Seconds kMostApart{1};
   const Seconds last = last_sent - since;  // negative: not in this wait
@@ -18,7 +18,7 @@ bool is_due(SteadyTime now, SteadyTime since, SteadyTime last_sent) {
 }  // namespace
 
 // Each set has intervals of its own: it may stand still while another one makes progress.
-void PeerWakeUps::send_if_due(SteadyTime now) {
+void PeerWakeUps::send_if_due(RunningTime now) {
   if (!polling_.needed()) return;
   for (const auto& [id, set] : registry_.sets()) {
     if (!is_due(now, set->last_progress, set->last_wake_up)) continue;

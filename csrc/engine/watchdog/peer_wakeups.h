@@ -26,7 +26,7 @@ class PeerWakeUps {
         polling_(polling),
         rank_(rank) {}
 
-  void send_if_due(SteadyTime now);
+  void send_if_due(RunningTime now);
 
  private:
   void wake_up(const std::vector<int>& ranks);
@@ -36,8 +36,8 @@ class PeerWakeUps {
   const PointToPoint& point_to_point_;
   const Polling& polling_;
   const int rank_;
-  SteadyTime last_sent_;  // for sends and recvs
-  std::size_t next_ = 0;  // wake-ups so far; peers take turns if they are many
+  RunningTime last_sent_;  // for sends and recvs
+  std::size_t next_ = 0;   // wake-ups so far; peers take turns if they are many
 };
 
 }  // namespace horoplug

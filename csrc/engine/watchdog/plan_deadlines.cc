@@ -31,13 +31,13 @@ Seconds PlanDeadlines::patience(const ProcessSet& set, SteadyTime now) const {
   return has_waiters ? kPatienceOfWaiters : set.plan_patience;
 }
 
-void PlanDeadlines::check(SteadyTime now) {
+void PlanDeadlines::check(RunningTime now) {
   for (const auto& [id, set] : registry_.sets()) {
     if (!set->negotiator.has_plan()) continue;
     const bool held_up = set->negotiator.held_up();
-    const SteadyTime since =
+    const RunningTime since =
         held_up ? set->last_event : std::max(set->last_event, set->last_progress);
-    if (now - since < patience(*set, now)) continue;
+    if (now - since < patience(*set, steady_now())) continue;
     // The program may only have been slow: the next plan gets more time.
     if (held_up) set->plan_patience = std::min(2 * set->plan_patience, kMostPatience);
     set->negotiator.break_plan();

@@ -15,7 +15,7 @@ class PlanDeadlines {
                 const HandleTable& handles, const SubmissionQueue& submissions)
       : options_(options), registry_(registry), handles_(handles), submissions_(submissions) {}
 
-  void check(SteadyTime now);
+  void check(RunningTime now);
   // How long the plan of a set may stand still after the last event; kForever if it does not.
   Seconds patience(const ProcessSet& set, SteadyTime now) const;
 

@@ -11,7 +11,7 @@ std::string TransferDeadlines::limit_is_set_by() const {
   return std::string(" (") + progress_limit(config_.options).set_by + ")";
 }
 
-void TransferDeadlines::check_transfers(SteadyTime now) {
+void TransferDeadlines::check_transfers(RunningTime now) {
   mesh_.take_movement(movement_);
   point_to_point_.note_progress(now, movement_.ranks);
   check_point_to_point(now);
@@ -41,39 +41,33 @@ bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
   return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), moves);
 }
 
-void TransferDeadlines::check_batch(const ProcessSet& set, SteadyTime now) {
+void TransferDeadlines::check_batch(const ProcessSet& set, RunningTime now) {
   const Seconds waited = now - set.last_progress;
-  if (waited < limit() / 2) return;
+  if (!Suspicion::arises(waited, limit())) return;
   const std::vector<int> all = suspects(set);
   const std::vector<int> asked = within_reach(all, set.executor.blame());
-  liveness_.ask(asked, now, patience());
-  if (waited < limit()) return;
-  const Batch* const running = set.executor.running();
-  // The ranks that this one waits for may wait themselves. If some ranks do not answer, those are
-  // to blame.
-  std::string blamed = liveness_.describe_silent(asked, now, patience());
+  const auto finding = suspicion_.examine(asked, waited, limit(), now);
+  if (!finding.is_late) return;
   // A rank that this one has no connection to may be to blame. Those that wait for it have one, and
   // reach the limit now.
-  if (blamed.empty() && asked.size() < all.size() && waited < limit() + patience()) return;
-  if (blamed.empty()) {
-    blamed = describe_ranks(running != nullptr ? set.executor.blame() : all);
-  }
-  throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal->describe()) +
-                              " has made no progress for " + describe_seconds(limit()) +
+  const bool others_may_report = finding.silent.empty() && asked.size() < all.size();
+  if (others_may_report && waited < limit() + Suspicion::patience(limit())) return;
+  const Batch* const running = set.executor.running();
+  fail(running != nullptr ? running->describe() : set.removal->describe(),
+       finding.blame(running != nullptr ? set.executor.blame() : all));
+}
+
+void TransferDeadlines::fail(const std::string& what, const std::string& blamed) const {
+  throw Error(HP_TIMEOUT, what + " has made no progress for " + describe_seconds(limit()) +
                               ", waiting for " + blamed + limit_is_set_by());
 }
 
-void TransferDeadlines::check_point_to_point(SteadyTime now) {
+void TransferDeadlines::check_point_to_point(RunningTime now) {
   const auto longest = point_to_point_.longest_standstill();
   if (!longest) return;
   const std::vector<int> peer{longest->peer};
-  const Seconds waited = now - longest->last_progress;
-  if (waited >= limit() / 2) liveness_.ask(peer, now, patience());
-  if (waited < limit()) return;
-  const std::string silent = liveness_.describe_silent(peer, now, patience());
-  throw Error(HP_TIMEOUT, longest->operation.describe() + " has made no progress for " +
-                              describe_seconds(limit()) + ", waiting for " +
-                              (silent.empty() ? describe_ranks(peer) : silent) + limit_is_set_by());
+  const auto finding = suspicion_.examine(peer, now - longest->last_progress, limit(), now);
+  if (finding.is_late) fail(longest->operation.describe(), finding.blame(peer));
 }
 
 // The ranks that may keep a set from going on.
@@ -98,31 +92,22 @@ std::vector<int> TransferDeadlines::within_reach(std::vector<int> ranks,
 }
 
 // Nothing says for which rank a GPU waits.
-void TransferDeadlines::check_gpus(SteadyTime now) {
+void TransferDeadlines::check_gpus(RunningTime now) {
   for (const auto& [id, set] : registry_.sets()) {
     GpuGroup* const gpu = set->executor.gpu();
     const Seconds ran = gpu != nullptr ? gpu->standstill(now) : Seconds::zero();
-    if (ran < limit() / 2) continue;
+    if (!Suspicion::arises(ran, limit())) continue;
     const std::vector<int>& all = registry_.global().members->ranks;
     const std::vector<int> asked = within_reach(all, {});
-    liveness_.ask(asked, now, patience());
-    if (ran < limit()) continue;
-    const std::string silent = liveness_.describe_silent(asked, now, patience());
+    const auto finding = suspicion_.examine(asked, ran, limit(), now);
+    if (!finding.is_late) continue;
+    const std::string silent = finding.describe_silent();
     const std::string answer = asked.size() == all.size()
                                    ? ", though all ranks answer"
                                    : ", though all ranks answer that are connected with this one";
     throw Error(HP_TIMEOUT,
                 gpu->next() + " has not ended on the GPU for " + describe_seconds(limit()) +
                     (silent.empty() ? answer : ", waiting for " + silent) + limit_is_set_by());
-  }
-}
-
-void TransferDeadlines::excuse(const LostTime& lost) {
-  point_to_point_.excuse(lost);
-  for (const auto& [id, set] : registry_.sets()) {
-    lost.extend(set->last_progress);
-    for (const auto& [name, operation] : set->pending) lost.extend(operation->pending_since);
-    if (GpuGroup* const gpu = set->executor.gpu()) gpu->excuse(lost);
   }
 }
 

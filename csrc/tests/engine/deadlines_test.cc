@@ -28,6 +28,10 @@ EngineOptions with_limits(double data_timeout, double operation_timeout = 1000) 
   return options;
 }
 
+// The time of the tests, which a rank reads.
+double present = 0;
+SteadyTime present_time() { return steady_at(present); }
+
 // A rank of two whose peer is stopped. It has a watchdog and no thread.
 struct WatchedRank {
   WatchedRank(int number, const EngineOptions& options, bool connected, double now)
@@ -36,22 +40,26 @@ struct WatchedRank {
         peer(*ranks[static_cast<std::size_t>(1 - number)]),
         polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity),
         handshake(
-            rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, at(now)),
+            rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, read(now)),
         transfers(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
-                  rank.liveness),
+                  rank.suspicion),
         stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
-               rank.liveness, rank.peers, rank.activity),
+               rank.suspicion, rank.peers, rank.activity, clock),
         plans(rank.config.options, rank.registry, rank.handles, rank.submissions),
         wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, number),
-        watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
-                 at(now)) {
+        watchdog(rank.config, rank.lifecycle, rank.mesh, clock, handshake, transfers, stalls,
+                 rank.suspicion, wakeups, plans) {
     for (const auto& each : ranks) each->registry.create_global({});
     rank.lifecycle.enter(Lifecycle::State::kRunning);
   }
   ProcessSet& set() const { return rank.registry.global(); }
 
+  RunningTime read(double now) {
+    present = now;
+    return clock.now();
+  }
   void watch(double now) {
-    watchdog.watch(at(now));
+    watchdog.watch(read(now));
     stalls.run();
     pump(ranks);
   }
@@ -76,7 +84,7 @@ struct WatchedRank {
       order.input = order.output = &value;
     }
     batch.operations = {operation_of(order, set().members)};
-    set().last_progress = at(now);  // as by the scheduler
+    set().last_progress = read(now);  // as by the scheduler
     set().executor.enqueue(std::move(batch));
     CHECK(!set().executor.poll());
     pump(ranks);
@@ -85,11 +93,11 @@ struct WatchedRank {
   }
   void submit(OpKind kind, double now) {
     const OperationPtr operation = make_test_operation("x", 2, kind);
-    operation->pending_since = set().last_event = at(now);
+    operation->pending_since = set().last_event = read(now);
     rank.handles.add(operation);
     set().pending.emplace("x", operation);
   }
-  OperationPtr transfer(EngineParts& by, OpKind kind, std::int64_t count, double now) const {
+  OperationPtr transfer(EngineParts& by, OpKind kind, std::int64_t count, double now) {
     OperationPtr operation = make_test_operation("x", 2, kind);
     operation->signature.root = 1 - by.config.rank;
     operation->signature.shapes = {{count}};
@@ -97,7 +105,7 @@ struct WatchedRank {
     operation->tensors = {
         {reinterpret_cast<const std::byte*>(memory.data()),
          const_cast<std::byte*>(reinterpret_cast<const std::byte*>(memory.data()))}};
-    operation->pending_since = at(now);
+    operation->pending_since = read(now);
     by.handles.add(operation);
     by.point_to_point.submit(operation);
     by.point_to_point.advance(true);
@@ -120,6 +128,7 @@ struct WatchedRank {
   std::vector<std::unique_ptr<EngineParts>> ranks;
   EngineParts& rank;
   EngineParts& peer;
+  RunningClock clock{present_time};
   Polling polling;
   Handshake handshake;
   TransferDeadlines transfers;
@@ -172,18 +181,20 @@ void expect_limit(WatchedRank& job, const KindOfWait& kind, double begin, double
 
 }  // namespace
 
-TEST_CASE("lost time extends a wait by the part that belongs to it") {
-  const LostTime lost{at(100), at(130)};
-  const auto extended = [&](SteadyTime since) {
-    lost.extend(since);
-    return since;
-  };
-  CHECK(lost.length() == Seconds(30));
-  CHECK(extended(at(70)) == at(100));
-  CHECK(extended(at(100)) == at(130));
-  CHECK(extended(at(120)) == at(130));
-  CHECK(extended(at(130)) == at(130));
-  CHECK(extended(at(140)) == at(140));
+TEST_CASE("a clock of running time leaves out the time by which a reading is late") {
+  RunningClock clock;
+  const auto read = [&](double now) { return clock.at(steady_at(now)); };
+  CHECK(read(100) == at(100));
+  CHECK(read(500) == at(500));  // nothing says when a reading is due
+  clock.expect_readings(Seconds(1), Seconds(2));
+  CHECK(read(503) == at(503));
+  CHECK(read(507) == at(504));  // 3 s late
+  CHECK(read(510) == at(507));
+  clock.expect_a_long_gap();
+  CHECK(read(600) == at(597));
+  CHECK(read(610) == at(598));
+  clock.expect_readings(Seconds(10), Seconds(2));
+  CHECK(read(621) == at(609));
 }
 
 TEST_CASE("the limit of each kind of wait begins with the wait after an idle or a busy time") {
@@ -253,7 +264,7 @@ TEST_CASE("a plan stands still for as long after an idle time as after a busy on
   WatchedRank job(0, with_limits(kLimit), true, 1000);
   job.run_batch(OpKind::kAllreduce, 1, 1500);
   job.watch(1500.1);
-  CHECK(job.set().last_progress <= at(1500.1));
+  CHECK(job.set().last_progress <= job.read(1500.1));
 }
 
 TEST_CASE("peers have time to agree to a shutdown after the last batch has ended") {

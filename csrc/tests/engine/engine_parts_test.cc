@@ -53,8 +53,6 @@ TEST_CASE("the handshake is done when every peer has introduced itself") {
   const Status late = failure_of([&] { first.handshake.check_deadline(at(1000)); });
   CHECK(late.code == HP_TIMEOUT);
   CHECK(mentions(late, {"no answer from rank 2"}));
-  first.handshake.excuse({at(0), at(990)});
-  first.handshake.check_deadline(at(1000));
   Starting third(*ranks[2]);
   pump(ranks);
   first.receive_all();
@@ -168,9 +166,9 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   rank.registry.create_global({});
   Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, at(0));
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
-                        rank.liveness, rank.peers, rank.activity);
+                        rank.suspicion, rank.peers, rank.activity, rank.clock);
   MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry,
-                               rank.point_to_point, stalls, rank.liveness, rank.peers,
+                               rank.point_to_point, stalls, rank.suspicion, rank.peers,
                                rank.tracing);
   dispatcher.receive(1, encode_leave(0, 1));  // kept until the handshake is done
   rank.lifecycle.enter(Lifecycle::State::kRunning);

@@ -276,15 +276,13 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
 
 namespace {
 
-SteadyTime steady(double seconds) { return SteadyTime(Seconds(seconds)); }
-
 // Simulates a wait for an event that arrives after `arrives` seconds; waking a sleeping thread
 // takes `wakes` seconds more. Returns the time spent spinning.
 double wait_once(SpinBudget& budget, double arrives, double wakes) {
   constexpr double kLook = 1e-6;
   double time = 0;
-  while (time < arrives && budget.spin(steady(time))) time += kLook;
-  budget.found(steady(time < arrives ? arrives + wakes : time));
+  while (time < arrives && budget.spin(steady_at(time))) time += kLook;
+  budget.found(steady_at(time < arrives ? arrives + wakes : time));
   return time;
 }
 
@@ -401,7 +399,7 @@ TEST_CASE("the spin budget stays small if events always arrive after the spinnin
   double total = 0;
   for (int i = 0; i < 1600; ++i) {
     double time = 0;
-    while (budget.spin(steady(time))) time += 1e-6;
+    while (budget.spin(steady_at(time))) time += 1e-6;
     total += time;
     budget.found(
         steady(time + 30e-6));  // as on a processor that the peers need: however long it spins
