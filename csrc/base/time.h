@@ -1,4 +1,4 @@
-// Seconds of the steady clock: the unit of every time in the engine and in its traces.
+// The types of times and durations in the engine and in its traces.
 #pragma once
 
 #include <chrono>
@@ -8,21 +8,21 @@
 
 namespace horoplug {
 
-// A time limit that is never reached, or a point in time that never comes.
-inline constexpr double kNever = std::numeric_limits<double>::infinity();
+using Seconds = std::chrono::duration<double>;
+using SteadyTime = std::chrono::time_point<std::chrono::steady_clock, Seconds>;
 
-inline double steady_now() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
+// A time limit that is never reached.
+inline constexpr Seconds kForever{std::numeric_limits<double>::infinity()};
+// A point in time that never comes, and one before all others.
+inline constexpr SteadyTime kNever{kForever};
+inline constexpr SteadyTime kLongAgo{-kForever};
 
-// Options and timeouts use a negative number for "never".
-inline double or_never(double seconds) { return seconds < 0 ? kNever : seconds; }
+inline SteadyTime steady_now() { return std::chrono::steady_clock::now(); }
 
 // "0.3 s", for messages.
-inline std::string describe_seconds(double seconds) {
+inline std::string describe_seconds(Seconds seconds) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  std::snprintf(text, sizeof text, "%.3g s", seconds.count());
   return text;
 }
 

@@ -83,7 +83,7 @@ void Worker::post(Function function) {
   state_->changed.notify_all();
 }
 
-bool Worker::run(Function function, double seconds) {
+bool Worker::run(Function function, Seconds time) {
   if (state_->thread == std::this_thread::get_id()) {
     function();
     return true;
@@ -96,8 +96,7 @@ bool Worker::run(Function function, double seconds) {
     state->changed.notify_all();
   });
   std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                                  [&] { return *over; });
+  return state_->changed.wait_for(lock, time, [&] { return *over; });
 }
 
 }  // namespace horoplug

@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 
+#include "base/time.h"
+
 namespace horoplug {
 
 class Worker {
@@ -22,9 +24,9 @@ class Worker {
   // May be called by any thread, this one included. Returns at once.
   void post(Function function);
   // Returns true once the function, and every function that was posted before it, has run; false if
-  // that takes longer than `seconds`. Runs the function directly if the caller is the worker's own
+  // that takes longer than `time`. Runs the function directly if the caller is the worker's own
   // thread.
-  bool run(Function function, double seconds);
+  bool run(Function function, Seconds time);
 
   struct State;
 

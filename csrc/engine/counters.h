@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/time.h"
+
 namespace horoplug {
 
 struct Counters {
@@ -14,8 +16,8 @@ struct Counters {
 
 // The times of the engine's last progress. Used by the thread that runs the loop.
 struct Activity {
-  double last_event = 0;   // an operation was submitted, decided or done
-  double quiet_since = 0;  // a batch made progress, or data came over a connection that is polled
+  SteadyTime last_event{};   // an operation was submitted, decided or done
+  SteadyTime quiet_since{};  // a batch made progress, or data came over a connection that is polled
 };
 
 }  // namespace horoplug

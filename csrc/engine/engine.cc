@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/time.h"
@@ -79,14 +78,15 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       handshake_(
           config_, mesh_, *doorbell_,
           [this](std::vector<Segment> segments) { start_running(std::move(segments)); },
-          steady_now()),
-      liveness_(mesh_, config_.rank),
-      stalls_(config_, mesh_, registry_, point_to_point_, handles_, liveness_, peers_, activity_),
-      transfers_(config_, mesh_, registry_, point_to_point_, gpu_, liveness_),
+          clock_.now()),
+      suspicion_(config_.rank, config_.size()),
+      stalls_(config_, mesh_, registry_, point_to_point_, handles_, suspicion_, peers_, activity_,
+              clock_),
+      transfers_(config_, mesh_, registry_, point_to_point_, gpu_, suspicion_),
       plans_(config_.options, registry_, handles_, submissions_),
       wakeups_(mesh_, registry_, point_to_point_, polling_, config_.rank),
-      watchdog_(lifecycle_, handshake_, transfers_, stalls_, liveness_, wakeups_, plans_,
-                steady_now()),
+      watchdog_(config_, lifecycle_, mesh_, clock_, handshake_, transfers_, stalls_, suspicion_,
+                wakeups_, plans_),
       scheduler_({.mesh = mesh_,
                   .registry = registry_,
                   .point_to_point = point_to_point_,
@@ -99,6 +99,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
                   .tuning_log = tuning_log_,
                   .counters = counters_,
                   .activity = activity_,
+                  .clock = clock_,
                   .transfers_outlive_ranks = config_.options.transfers_outlive_ranks},
                  [this](std::uint32_t set) { dispatcher_.deliver_early(set); }),
       shutdown_({.config = config_,
@@ -113,7 +114,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
                  .transfers = transfers_,
                  .tracing = tracing_,
                  .counters = counters_}),
-      dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, liveness_,
+      dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, suspicion_,
                   peers_, tracing_),
       loop_(
           *this, mesh_, *doorbell_,
@@ -216,10 +217,10 @@ void Engine::on_done(hp_handle handle, hp_done done, void* context) {
   if (handles_.on_done(handle, done, context)) submissions_.announce();
 }
 
-Status Engine::wait(hp_handle handle, double timeout) {
+Status Engine::wait(hp_handle handle, Seconds timeout) {
   HandleTable::Wait wait(handles_, handle, timeout);
   if (wait.done()) return wait.status();
-  if (timeout != 0 && loop_.acquire()) {
+  if (timeout > Seconds::zero() && loop_.acquire()) {
     loop_.run_until_done(wait, timeout);
   } else {
     submissions_.announce();
@@ -228,7 +229,7 @@ Status Engine::wait(hp_handle handle, double timeout) {
   return wait.status();
 }
 
-Status Engine::perform(const OperationPtr& operation, double timeout) {
+Status Engine::perform(const OperationPtr& operation, Seconds timeout) {
   if (!loop_.acquire()) {
     submit(operation);
     return wait(operation->handle, timeout);
@@ -295,7 +296,7 @@ hp_stats Engine::stats() const {
   stats.planned_batches = counters_.planned_batches;
   stats.broken_plans = counters_.broken_plans;
   stats.failed = counters_.failed;
-  stats.active_microseconds = static_cast<std::uint64_t>(submissions_.active_seconds() * 1e6);
+  stats.active_microseconds = static_cast<std::uint64_t>(submissions_.active_time().count() * 1e6);
   return stats;
 }
 
@@ -322,10 +323,10 @@ bool Engine::step() {
   busy |= scheduler_.update_submissions_wanted();
   busy |= scheduler_.execute();
   busy |= scheduler_.transfer();
-  busy |= registry_.finish_removals();
+  busy |= registry_.finish_removals(clock_);
   busy |= on_demand_.run();
   busy |= mesh_.pump_writes();
-  if (lifecycle_.leave_requested()) busy |= shutdown_.advance(steady_now());
+  if (lifecycle_.leave_requested()) busy |= shutdown_.advance(clock_.now());
   if (mesh_.take_polled_traffic()) activity_.quiet_since = steady_now();
   return busy;
 }
@@ -348,20 +349,23 @@ bool Engine::has_running_batch() const {
   return !point_to_point_.idle() || std::ranges::any_of(registry_.sets(), runs);
 }
 
-double Engine::sleep_seconds() const {
+Seconds Engine::sleep_time() {
   bool waiting = lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running() ||
                  peers_.undecided() || std::ranges::any_of(registry_.sets(), &ProcessSet::busy);
   waiting |= gpu_.is_busy() || !point_to_point_.idle() || !point_to_point_.waiting().empty();
   const bool polls = polling_.needed();
   // Peers report every other failure.
-  if (!waiting && !polls) return -1;
-  const double now = steady_now();
-  double seconds = watchdog_.interval();
-  if (polls) seconds = std::fmin(seconds, polling_.interval(now));
-  for (const ProcessSet& set : registry_.sets()) {
-    seconds = std::fmin(seconds, plans_.patience(set, now));
+  if (!waiting && !polls) {
+    clock_.expect_a_long_gap();
+    return kForever;
   }
-  return seconds;
+  const SteadyTime now = steady_now();
+  Seconds time = watchdog_.interval();
+  if (polls) time = std::min(time, polling_.interval(now));
+  for (const ProcessSet& set : registry_.sets()) {
+    time = std::min(time, plans_.patience(set, now));
+  }
+  return time;
 }
 
 }  // namespace horoplug

@@ -91,14 +91,14 @@ class Engine {
   void make_stream_wait(hp_handle handle, CUstream stream);
   // See hp_stream_copy.
   void copy_result(hp_handle handle, int index, void* to, CUstream stream);
-  // HP_OK, HP_IN_PROGRESS if `timeout` seconds (negative: no limit) have passed first, or how the
-  // operation failed. Runs the progress loop meanwhile, unless another thread does.
-  Status wait(hp_handle handle, double timeout);
+  // HP_OK, HP_IN_PROGRESS if the timeout has passed first, or how the operation failed. Runs the
+  // progress loop meanwhile, unless another thread does.
+  Status wait(hp_handle handle, Seconds timeout);
   Status poll(hp_handle handle);
   // See hp_on_done.
   void on_done(hp_handle handle, hp_done done, void* context);
   // submit() and wait() in the calling thread, if no other thread runs the progress loop.
-  Status perform(const OperationPtr& operation, double timeout);
+  Status perform(const OperationPtr& operation, Seconds timeout);
 
   // Leaves in agreement with the peers. Returns when the engine has stopped.
   void shutdown();
@@ -106,7 +106,7 @@ class Engine {
   void abort(const std::string& reason);
 
   // See hp_engine_set_limits.
-  void set_limits(double data_timeout, double operation_timeout) {
+  void set_limits(Seconds data_timeout, Seconds operation_timeout) {
     config_.options.data_timeout = data_timeout;
     config_.options.operation_timeout = operation_timeout;
   }
@@ -131,16 +131,16 @@ class Engine {
   // The work of the progress loop; see ProgressLoop.
   friend class ProgressLoop<Engine>;
   bool step();
-  void watch() { watchdog_.watch(steady_now()); }
+  void watch() { watchdog_.watch(clock_.now()); }
   void fail(const Status& status) { shutdown_.fail(status); }
   bool stopped() const { return lifecycle_.stopped(); }
   bool requests_waiting() const { return submissions_.requests_waiting() || on_demand_.waiting(); }
   bool has_running_batch() const;
   bool has_sleeping_callers() const { return handles_.has_sleepers(); }
   bool must_poll() const { return polling_.needed(); }
-  double quiet_since() const { return activity_.quiet_since; }
-  double sleep_seconds() const;
-  double watch_interval() const { return watchdog_.interval(); }
+  SteadyTime quiet_since() const { return activity_.quiet_since; }
+  Seconds sleep_time();
+  Seconds watch_interval() const { return watchdog_.interval(); }
 
   EngineConfig config_;  // changed by the handshake only, but for the limits that can be set
 
@@ -156,6 +156,7 @@ class Engine {
   // Used by the thread that runs the loop.
   TuningLog tuning_log_;
   Activity activity_;
+  RunningClock clock_;
   Mesh mesh_;
   OnDemandConnections on_demand_;  // partly by any thread
   PointToPoint point_to_point_;
@@ -167,7 +168,7 @@ class Engine {
   Polling polling_;
   Peers peers_;
   Handshake handshake_;
-  Liveness liveness_;
+  Suspicion suspicion_;
   StallInspector stalls_;
   TransferDeadlines transfers_;
   PlanDeadlines plans_;

@@ -39,7 +39,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
 
 }  // namespace
 
-Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done, double now)
+Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done,
+                     RunningTime now)
     : config_(config),
       mesh_(mesh),
       doorbell_(doorbell),
@@ -125,8 +126,8 @@ void Handshake::finish() {
   done_(std::move(segments));
 }
 
-void Handshake::check_deadline(double now) const {
-  const double limit = or_never(config_.options.data_timeout);
+void Handshake::check_deadline(RunningTime now) const {
+  const Seconds limit = config_.options.data_timeout.get();
   if (now - started_at_ < limit) return;
   throw Error(HP_TIMEOUT, "no answer from " + describe_ranks(awaited()) + " within " +
                               describe_seconds(limit) + " of the start");

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/lost_time.h"
+#include "base/running_clock.h"
 #include "controller/messages/messages.h"
 #include "controller/state/topology.h"
 #include "engine/options.h"
@@ -31,7 +31,7 @@ class Handshake {
   using Done = std::function<void(std::vector<Segment> segments)>;
 
   // Changes `config`: the segments of its members are mapped.
-  Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done, double now);
+  Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done done, RunningTime now);
 
   // Introduces this rank.
   void begin();
@@ -40,9 +40,7 @@ class Handshake {
   // Throws WireError if the message is unexpected.
   void receive_introduced(int from);
   // Throws Error(HP_TIMEOUT) if it has taken too long.
-  void check_deadline(double now) const;
-  // Time that is not held against the peers.
-  void excuse(const LostTime& lost) { lost.extend(started_at_); }
+  void check_deadline(RunningTime now) const;
 
  private:
   void advance();
@@ -62,7 +60,7 @@ class Handshake {
   TreePosition tree_;
   std::vector<int> children_;  // those whose subtrees are not introduced yet
   bool subtree_introduced_ = false;
-  double started_at_;
+  RunningTime started_at_;
 };
 
 }  // namespace horoplug

@@ -122,7 +122,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       break;
     case MessageKind::kPong:
       reader.expect_end();
-      liveness_.receive_pong(from);
+      suspicion_.receive_pong(from);
       break;
     case MessageKind::kOffer:
     case MessageKind::kCancel:

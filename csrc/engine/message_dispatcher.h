@@ -15,8 +15,8 @@
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/tracing.h"
-#include "engine/watchdog/liveness.h"
 #include "engine/watchdog/stall_inspector.h"
+#include "engine/watchdog/suspicion.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -25,14 +25,14 @@ class MessageDispatcher {
  public:
   MessageDispatcher(const Lifecycle& lifecycle, Mesh& mesh, Handshake& handshake,
                     ProcessSetRegistry& registry, PointToPoint& point_to_point,
-                    StallInspector& stalls, Liveness& liveness, Peers& peers, Tracing& tracing)
+                    StallInspector& stalls, Suspicion& suspicion, Peers& peers, Tracing& tracing)
       : lifecycle_(lifecycle),
         mesh_(mesh),
         handshake_(handshake),
         registry_(registry),
         point_to_point_(point_to_point),
         stalls_(stalls),
-        liveness_(liveness),
+        suspicion_(suspicion),
         peers_(peers),
         tracing_(tracing) {}
 
@@ -58,7 +58,7 @@ class MessageDispatcher {
   ProcessSetRegistry& registry_;
   PointToPoint& point_to_point_;
   StallInspector& stalls_;
-  Liveness& liveness_;
+  Suspicion& suspicion_;
   Peers& peers_;
   Tracing& tracing_;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/time.h"
 #include "collectives/costs.h"
 #include "controller/plans/tuner.h"
 #include "device/cuda/driver/toolkit.h"

@@ -10,14 +10,14 @@ namespace horoplug {
 namespace {
 
 // For how long a peer whose connections fail, but for the first one, may say why.
-constexpr double kReasonSeconds = 1.0;
+constexpr Seconds kTimeForReason{1};
 
 }  // namespace
 
 void Peers::check_links() {
   const std::uint64_t failures = mesh_.failures();
   if (failures == checked_failures_) return;
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   bool undecided = false;
   for (int peer = 0; peer < mesh_.size(); ++peer) {
     if (has_departed(peer)) continue;
@@ -28,7 +28,7 @@ void Peers::check_links() {
       // The peer says why it leaves over its first connection, whose data may arrive later than the
       // end of another one.
       if (!undecided_since_) undecided_since_ = now;
-      if (now - *undecided_since_ < kReasonSeconds) {
+      if (now - *undecided_since_ < kTimeForReason) {
         undecided = true;
         continue;
       }

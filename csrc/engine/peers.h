@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/time.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -28,8 +29,8 @@ class Peers {
  private:
   Mesh& mesh_;
   std::uint64_t checked_failures_ = 0;
-  std::optional<double> undecided_since_;  // a link has failed, and its peer may still say why
-  std::vector<bool> departed_;             // by rank: it has said goodbye, or its link has failed
+  std::optional<SteadyTime> undecided_since_;  // a link has failed, and its peer may still say why
+  std::vector<bool> departed_;  // by rank: it has said goodbye, or its link has failed
   bool any_departed_ = false;
   bool said_bye_ = false;
 };

@@ -455,17 +455,12 @@ bool PointToPoint::on_gpu() const {
                      [](const Transfer& transfer) { return transfer.on_gpu(); });
 }
 
-void PointToPoint::note_progress(double now, const std::vector<bool>& moved) {
+void PointToPoint::note_progress(RunningTime now, const std::vector<bool>& moved) {
   for (Transfer& transfer : transfers_) {
     const bool makes_progress = std::exchange(transfer.advanced, false) || !transfer.fiber ||
                                 moved[static_cast<std::size_t>(transfer.peer)];
     if (makes_progress) transfer.last_progress = now;
   }
-}
-
-void PointToPoint::excuse(const LostTime& lost) {
-  for (Transfer& transfer : transfers_) lost.extend(transfer.last_progress);
-  for (const auto& [ticket, operation] : waiting_) lost.extend(operation->pending_since);
 }
 
 std::optional<PointToPoint::Standstill> PointToPoint::longest_standstill() const {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "base/lost_time.h"
+#include "base/running_clock.h"
 #include "collectives/comm.h"
 #include "collectives/point_to_point.h"
 #include "controller/point_to_point_matcher.h"
@@ -72,13 +72,11 @@ class PointToPoint {
   // those over whose peer's links data has moved (`moved`, by rank), also data of other
   // transfers, behind which theirs is queued. A transfer that has not begun waits for those that
   // have.
-  void note_progress(double now, const std::vector<bool>& moved);
-  // Time that is not held against the peers.
-  void excuse(const LostTime& lost);
+  void note_progress(RunningTime now, const std::vector<bool>& moved);
   struct Standstill {
     const Operation& operation;
     int peer;
-    double last_progress;
+    RunningTime last_progress;
   };
   // The transfer that has stood still for longest; nothing if none is under way.
   std::optional<Standstill> longest_standstill() const;
@@ -100,7 +98,7 @@ class PointToPoint {
     std::unique_ptr<Comm> comm{};                 // of kStreamPath
     std::unique_ptr<Fiber> fiber{};               // nullptr: has not begun
     bool advanced = true;                         // it has passed a wait since the last check
-    double last_progress = 0;                     // at the last check
+    RunningTime last_progress{};                  // at the last check
     bool sends() const { return operation->signature.op == OpKind::kSend; }
     bool on_gpu() const {
       return operation->signature.device >= 0 ||

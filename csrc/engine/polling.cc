@@ -12,10 +12,10 @@ bool Polling::needed() const {
   });
 }
 
-double Polling::interval(double now) const {
+Seconds Polling::interval(SteadyTime now) const {
   constexpr double kPart = 1.0 / 16;
-  constexpr double kLeast = 20e-6;
-  constexpr double kMost = 5e-3;
+  constexpr Seconds kLeast{20e-6};
+  constexpr Seconds kMost{5e-3};
   return std::clamp(kPart * (now - activity_.quiet_since), kLeast, kMost);
 }
 

@@ -21,9 +21,9 @@ class Polling {
         activity_(activity) {}
 
   bool needed() const;
-  // In seconds. Polling becomes rarer the longer a wait lasts: a completion is noticed late by a
+  // Polling becomes rarer the longer a wait lasts: a completion is noticed late by a
   // small part of the time that it took.
-  double interval(double now) const;
+  Seconds interval(SteadyTime now) const;
 
  private:
   const Lifecycle& lifecycle_;

@@ -69,7 +69,7 @@ void ProcessSetRegistry::create_global(std::vector<Segment> segments) {
   add_known(members);
 }
 
-std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
+std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, RunningTime now) {
   const std::uint32_t number = ++last_number_;
   const MembersPtr members = make_members(number, std::move(ranks), config_.rank);
   add_known(members);
@@ -104,7 +104,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, double now) {
 }
 
 void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr& removal,
-                                       double now) {
+                                       RunningTime now) {
   submissions_.forget_set(number);
   {
     std::lock_guard lock(mutex_);
@@ -119,7 +119,7 @@ void ProcessSetRegistry::begin_removal(std::uint32_t number, const OperationPtr&
   }
 }
 
-bool ProcessSetRegistry::finish_removals() {
+bool ProcessSetRegistry::finish_removals(RunningClock& clock) {
   bool busy = false;
   for (auto it = sets_.begin(); it != sets_.end();) {
     ProcessSet& set = *it->second;
@@ -135,19 +135,19 @@ bool ProcessSetRegistry::finish_removals() {
     busy = true;
   }
   // Before this rank can join the global set, since its program hears of the removal only now.
-  if (!removed_.empty()) busy |= release_removed();
+  if (!removed_.empty()) busy |= release_removed(clock.now());
   return busy;
 }
 
 // The GPU memory of a set is given back only when the GPU is idle. CUDA's driver may block until
 // then, also for the work of other sets, and would not notice that a rank is gone for which the GPU
 // waits.
-bool ProcessSetRegistry::release_removed() {
-  const auto is_over = [this](const std::unique_ptr<ProcessSet>& set) {
+bool ProcessSetRegistry::release_removed(RunningTime now) {
+  const auto is_over = [this, now](const std::unique_ptr<ProcessSet>& set) {
     GpuGroup* const gpu = set->executor().gpu();
     if (gpu != nullptr && !(gpu->workspace().device().idle() && gpu->over())) return false;
     if (set->shares_memory()) discard_memory(reserved_.at(set->number()));
-    release(set->number(), steady_now());
+    release(set->number(), now);
     return true;
   };
   return std::erase_if(removed_, is_over) > 0;
@@ -165,17 +165,17 @@ void ProcessSetRegistry::discard_memory(const Reserved& parts) const {
   }
 }
 
-void ProcessSetRegistry::release(std::uint32_t number, double now) {
+void ProcessSetRegistry::release(std::uint32_t number, RunningTime now) {
   if (!reserved_.contains(number) || !releases_.emplace(number, nullptr).second) return;
   submit_release(number, now);
 }
 
-void ProcessSetRegistry::submit_release(std::uint32_t number, double now) {
+void ProcessSetRegistry::submit_release(std::uint32_t number, RunningTime now) {
   ProcessSet& all = global();
   if (all.negotiator().joined()) return;
   const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members(), {number, 1});
   release->name = "release process set " + std::to_string(number);
-  release->submitted_at = now;
+  release->submitted_at = steady_now();
   if (all.accept(release, now).ok()) releases_[number] = release;
 }
 
@@ -188,7 +188,7 @@ void ProcessSetRegistry::finish_release(std::uint32_t number) {
   }
 }
 
-void ProcessSetRegistry::submit_releases_again(double now) {
+void ProcessSetRegistry::submit_releases_again(RunningTime now) {
   for (const auto& [number, release] : releases_) {
     if (!release || !release->status.ok()) submit_release(number, now);
   }

@@ -68,16 +68,16 @@ class ProcessSetRegistry {
   // `segments`: the shared memory of the ranks on this rank's host.
   void create_global(std::vector<Segment> segments);
   // Returns the number of the new set.
-  std::uint32_t create(std::vector<int> ranks, double now);
+  std::uint32_t create(std::vector<int> ranks, RunningTime now);
   // The set exists no more for submitters. `removal` ends when nothing of it runs any more.
-  void begin_removal(std::uint32_t number, const OperationPtr& removal, double now);
-  // Whether a removal has come to its end.
-  bool finish_removals();
+  void begin_removal(std::uint32_t number, const OperationPtr& removal, RunningTime now);
+  // Whether a removal has come to its end. Reads the clock only if one has.
+  bool finish_removals(RunningClock& clock);
   // All ranks have released the shared memory of a removed set.
   void finish_release(std::uint32_t number);
   // An administrative operation was decided, so no rank has joined: releases that a rank that had
   // joined could not take part in are submitted again, on all ranks.
-  void submit_releases_again(double now);
+  void submit_releases_again(RunningTime now);
   // Sets that were removed and still have something on the GPU.
   const std::vector<std::unique_ptr<ProcessSet>>& removed() const { return removed_; }
 
@@ -86,10 +86,10 @@ class ProcessSetRegistry {
   using Reserved = std::vector<std::pair<int, std::size_t>>;
 
   void add_known(const MembersPtr& members);
-  bool release_removed();
+  bool release_removed(RunningTime now);
   void discard_memory(const Reserved& parts) const;
-  void release(std::uint32_t number, double now);
-  void submit_release(std::uint32_t number, double now);
+  void release(std::uint32_t number, RunningTime now);
+  void submit_release(std::uint32_t number, RunningTime now);
 
   const EngineConfig& config_;
   Mesh& mesh_;

@@ -12,6 +12,12 @@
 
 namespace horoplug {
 
+// An operation was submitted, decided or done.
+RunningTime Scheduler::note_event() {
+  parts_.activity.last_event = steady_now();
+  return parts_.clock.at(parts_.activity.last_event);
+}
+
 void Scheduler::apply_failures() {
   const auto fails = [](const ProcessSet& set) { return set.negotiator().fails_all(); };
   if (std::ranges::any_of(parts_.registry.sets(), fails)) negotiate();
@@ -19,7 +25,7 @@ void Scheduler::apply_failures() {
 
 void Scheduler::accept(const OperationPtr& operation) {
   ProcessSet* const set = parts_.registry.find(operation->members->set);
-  const double now = parts_.activity.last_event = steady_now();
+  const RunningTime now = note_event();
   const Status end = set != nullptr ? set->accept(operation, now)
                                     : Status{HP_INVALID_ARGUMENT, "the process set was removed"};
   if (!end.ok()) return parts_.completion.end(operation, end);
@@ -56,9 +62,8 @@ bool Scheduler::negotiate() {
 }
 
 void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
-  parts_.activity.last_event = steady_now();
-  const auto applied =
-      set.apply(decision, parts_.activity.last_event, [&](Batch& batch) { prepare(set, batch); });
+  const RunningTime now = note_event();
+  const auto applied = set.apply(decision, now, [&](Batch& batch) { prepare(set, batch); });
   switch (decision.kind) {
     case DecisionItem::Kind::kFailAll:
       parts_.tracing.ended(applied.again, {});
@@ -72,7 +77,7 @@ void Scheduler::apply(ProcessSet& set, Negotiator::Decision& decision) {
       ++parts_.counters.broken_plans;
       return;
     default:
-      if (applied.administrative) administer(applied.administrative);
+      if (applied.administrative) administer(applied.administrative, now);
       parts_.completion.end(applied.ended, decision.status);
   }
 }
@@ -114,8 +119,7 @@ void Scheduler::close_other_sets(int leaver) {
 }
 
 // Operations on process sets and shared buffers are done at once.
-void Scheduler::administer(const OperationPtr& operation) {
-  const double now = steady_now();
+void Scheduler::administer(const OperationPtr& operation, RunningTime now) {
   const Shape& arguments = operation->signature.shapes.front();
   if (operation->signature.op == OpKind::kRemoveSet && arguments.size() > 1) {
     parts_.registry.finish_release(static_cast<std::uint32_t>(arguments.front()));
@@ -125,7 +129,7 @@ void Scheduler::administer(const OperationPtr& operation) {
   switch (operation->signature.op) {
     case OpKind::kAddSet: {
       const std::uint32_t number =
-          parts_.registry.create(std::vector<int>(arguments.begin(), arguments.end()), now);
+          parts_.registry.create({arguments.begin(), arguments.end()}, now);
       on_new_set_(number);
       operation->value = number;
       return parts_.completion.end(operation, {});
@@ -154,7 +158,7 @@ bool Scheduler::execute(ProcessSet& set) {
     const std::optional<Batch> done = poll(set);
     if (set.take_progress()) {
       parts_.activity.quiet_since = steady_now();
-      set.note_progress(parts_.activity.quiet_since);
+      set.note_progress(parts_.clock.at(parts_.activity.quiet_since));
       busy = true;
     }
     if (!done) return busy;
@@ -182,8 +186,7 @@ void Scheduler::fail(const PeerError& error) const {
 
 void Scheduler::finish(ProcessSet& set, const Batch& batch) {
   Counters& counters = parts_.counters;
-  parts_.activity.last_event = steady_now();
-  set.batch_done(batch, parts_.activity.last_event);
+  set.batch_done(batch, note_event());
   ++counters.batches;
   if (batch.plan != 0) ++counters.planned_batches;
   for (const OperationPtr& operation : batch.operations) {
@@ -206,7 +209,7 @@ bool Scheduler::transfer() {
     fail(error);
   }
   if (!busy) return false;
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   for (auto& [operation, status] : point_to_point.take_ended()) {
     parts_.activity.last_event = now;
     if (status.ok()) {

@@ -36,6 +36,7 @@ class Scheduler {
     TuningLog& tuning_log;
     Counters& counters;
     Activity& activity;
+    RunningClock& clock;
     bool transfers_outlive_ranks;  // see EngineOptions
   };
   // `on_new_set` is called when a process set has been created.
@@ -61,11 +62,12 @@ class Scheduler {
   void trace_transfer(Batch& batch);
 
  private:
+  RunningTime note_event();
   void apply(ProcessSet& set, Negotiator::Decision& decision);
   void prepare(const ProcessSet& set, Batch& batch);
   void close(ProcessSet& set, const Negotiator::Decision& decision);
   void close_other_sets(int leaver);
-  void administer(const OperationPtr& operation);
+  void administer(const OperationPtr& operation, RunningTime now);
   bool execute(ProcessSet& set);
   std::optional<Batch> poll(ProcessSet& set);
   void finish(ProcessSet& set, const Batch& batch);

@@ -21,6 +21,7 @@ std::string describe(const std::string& text) { return text.empty() ? "not set" 
 std::string describe(const std::optional<bool>& flag) {
   return flag ? std::to_string(int{*flag}) : describe(std::string());
 }
+std::string describe(const TimeLimit& limit) { return describe_seconds(limit.get()); }
 template <typename Value>
 std::string describe(Value value) {
   return std::to_string(value);

@@ -8,30 +8,31 @@
 #include <utility>
 #include <vector>
 
+#include "base/time.h"
 #include "horoplug/horoplug.h"
 
 namespace horoplug {
 
-// A time limit in seconds, which any thread may change while an engine uses it. Negative: never.
+// A time limit that any thread may change while an engine uses it. kForever: it is never reached.
 class TimeLimit {
  public:
-  TimeLimit(double seconds) : seconds_(seconds) {}  // NOLINT(google-explicit-constructor)
-  TimeLimit(const TimeLimit& other) : TimeLimit(static_cast<double>(other)) {}
-  TimeLimit& operator=(const TimeLimit& other) {
-    seconds_.store(other, std::memory_order_relaxed);
+  TimeLimit(Seconds limit) : limit_(limit) {}  // NOLINT(google-explicit-constructor)
+  TimeLimit(const TimeLimit& other) : TimeLimit(other.get()) {}
+  TimeLimit& operator=(const TimeLimit& other) { return *this = other.get(); }
+  TimeLimit& operator=(Seconds limit) {
+    limit_.store(limit, std::memory_order_relaxed);
     return *this;
   }
-  operator double() const {  // NOLINT(google-explicit-constructor)
-    return seconds_.load(std::memory_order_relaxed);
-  }
+  Seconds get() const { return limit_.load(std::memory_order_relaxed); }
+  bool operator==(const TimeLimit& other) const { return get() == other.get(); }
 
  private:
-  std::atomic<double> seconds_;
+  std::atomic<Seconds> limit_;
 };
 
 // The time limits of the C ABI, where 0 means never, become those of the engine here and nowhere
 // else.
-inline TimeLimit time_limit(double seconds) { return seconds > 0 ? seconds : -1; }
+inline Seconds time_limit(double seconds) { return seconds > 0 ? Seconds(seconds) : kForever; }
 
 // For each kind of settings.def: its type here, and how a value of the C ABI becomes one.
 namespace setting {

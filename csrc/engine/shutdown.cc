@@ -11,9 +11,9 @@ namespace horoplug {
 namespace {
 
 // Peers answer a goodbye at once, unless they are stopped or gone.
-constexpr double kGoodbyeSeconds = 2.0;
+constexpr Seconds kTimeForGoodbye{2};
 // How long an engine that has failed waits until its peers have received why.
-constexpr double kLastWordsSeconds = 0.5;
+constexpr Seconds kTimeForLastWords{0.5};
 
 }  // namespace
 
@@ -35,9 +35,9 @@ void Shutdown::fail(const Status& status) {
   // A peer that has received this fails as well, and closes its connections. Unresponsive peers are
   // not waited for.
   mesh.drop_input();
-  const double until = steady_now() + kLastWordsSeconds;
+  const SteadyTime until = steady_now() + kTimeForLastWords;
   while (!mesh.all_closed_by_peers() && steady_now() < until) {
-    if (!mesh.pump()) mesh.sleep(0.01, [] { return false; });
+    if (!mesh.pump()) mesh.sleep(Seconds(0.01), [] { return false; });
   }
   stop();
 }
@@ -57,7 +57,7 @@ void Shutdown::end_all_operations() {
 
 // ---- leaving ----
 
-bool Shutdown::advance(double now) {
+bool Shutdown::advance(RunningTime now) {
   // Also a set that was created after this rank had said that it leaves.
   for (ProcessSet& set : parts_.registry.sets()) {
     // Closed by the leaving of another rank, after which this one went on with sends and recvs.
@@ -73,12 +73,12 @@ bool Shutdown::advance(double now) {
   if (!is_everything_done(now)) return false;
   if (!parts_.peers.said_bye()) {
     if (!std::exchange(waits_for_gpus_, true)) since_ = now;
-    if (!parts_.gpu.is_over() && now - since_ < kGoodbyeSeconds) return false;
+    if (!parts_.gpu.is_over() && now - since_ < kTimeForGoodbye) return false;
     since_ = now;
     parts_.peers.say_bye();
     return true;
   }
-  if (!parts_.mesh.all_closed_by_peers() && now - since_ < kGoodbyeSeconds) return false;
+  if (!parts_.mesh.all_closed_by_peers() && now - since_ < kTimeForGoodbye) return false;
   for (GpuGroup* const gpu : parts_.registry.gpus()) gpu->close();
   stop();
   return true;
@@ -86,7 +86,7 @@ bool Shutdown::advance(double now) {
 
 // Whether all that was decided before this rank leaves is done, and all ranks agree to its leaving.
 // Throws Error if they do not answer in time.
-bool Shutdown::is_everything_done(double now) {
+bool Shutdown::is_everything_done(RunningTime now) {
   // The memory of tensors must stay while the GPU may use it.
   parts_.transfers.check_gpus(now);
   bool agreed = true, busy = parts_.gpu.is_busy() || !parts_.point_to_point.idle();
@@ -97,7 +97,7 @@ bool Shutdown::is_everything_done(double now) {
   // The watchdog limits how long; the peers' time to agree begins afterwards.
   if (busy) since_ = now;
   if (busy || agreed) return !busy;
-  if (now - since_ < kGoodbyeSeconds) return false;
+  if (now - since_ < kTimeForGoodbye) return false;
   // The peers must not wait for this rank either.
   throw Error(HP_SHUT_DOWN, "rank " + std::to_string(parts_.config.rank) + " has shut down");
 }

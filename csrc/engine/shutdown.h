@@ -41,16 +41,16 @@ class Shutdown {
   // The job has failed: tells the peers, ends all operations and stops.
   void fail(const Status& status);
   // Advances the shutdown of this rank as far as possible without waiting. Returns whether it did.
-  bool advance(double now);
+  bool advance(RunningTime now);
 
  private:
-  bool is_everything_done(double now);
+  bool is_everything_done(RunningTime now);
   void end_all_operations();
   void stop();
 
   const Parts parts_;
   bool waits_for_gpus_ = false;
-  double since_ = 0;  // when the present phase of leaving began
+  RunningTime since_;  // when the present phase of leaving began
 };
 
 }  // namespace horoplug

@@ -16,7 +16,7 @@ std::string title(std::uint32_t set, const std::string& name) {
   return set == 0 ? name : name + " (process set " + std::to_string(set) + ")";
 }
 
-TraceEvent instant(TraceRow row, const char* name, double at) {
+TraceEvent instant(TraceRow row, const char* name, SteadyTime at) {
   TraceEvent event;
   event.row = row;
   event.name = name;
@@ -25,7 +25,7 @@ TraceEvent instant(TraceRow row, const char* name, double at) {
 }
 
 // On a shared row, the span begins after the previous one.
-TraceEvent negotiation(TraceRow row, double since, const Operation& operation) {
+TraceEvent negotiation(TraceRow row, SteadyTime since, const Operation& operation) {
   TraceEvent event =
       instant(row, op_kind_name(operation.signature.op), std::max(since, operation.submitted_at));
   event.kind = TraceEvent::Kind::kSpan;
@@ -76,8 +76,8 @@ void Tracing::take_over() {
 Tracing::RowLease Tracing::row_of(std::uint32_t set, const std::string& name) {
   const std::string made = set == 0 ? std::string() : title(set, name);
   const std::string& key = set == 0 ? name : made;
-  if (const auto found = rows_.find(key); found != rows_.end()) return {found->second, 0, {}};
-  if (rows_.size() < kMaxRows) return {rows_[key] = timeline_->add_row(key), 0, {}};
+  if (const auto found = rows_.find(key); found != rows_.end()) return {found->second, {}, {}};
+  if (rows_.size() < kMaxRows) return {rows_[key] = timeline_->add_row(key), {}, {}};
   auto [leased, is_new] = leased_rows_.emplace(key, RowLease{});
   if (is_new) {
     if (spare_rows_.empty()) spare_rows_.push_back(timeline_->add_row("further tensors"));
@@ -123,7 +123,7 @@ void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) 
   if (!set.negotiator().is_root() || found == position.children.end()) return;
   const std::string who = describe_ranks(
       position.subtrees[static_cast<std::size_t>(found - position.children.begin())]);
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   const auto write = [&](const std::string& name) {
     TraceEvent event = instant(row_of(set.number(), name).row, "ready", now);
     event.text = {"ready", who};

@@ -74,7 +74,7 @@ class Tracing {
   // one name at a time.
   struct RowLease {
     TraceRow row = 0;
-    double since = 0;         // when the name got this row, if it is shared
+    SteadyTime since;         // when the name got this row, if it is shared
     TraceEvent::Text tensor;  // its name then, for the events
   };
   RowLease row_of(std::uint32_t set, const std::string& name);

@@ -45,7 +45,7 @@ TuningLog::TuningLog(const std::string& path, const Log& log) : log_(log) {
 }
 
 TuningLog::~TuningLog() {
-  constexpr double kAsLongAsItTakes = 1e9;
+  constexpr Seconds kAsLongAsItTakes{1e9};
   if (writer_) writer_->run([] {}, kAsLongAsItTakes);
   if (fd_ >= 0) ::close(fd_);
 }

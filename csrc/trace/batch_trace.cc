@@ -7,7 +7,7 @@ namespace {
 
 // Copies of the same kind with a shorter gap between them appear as one span. A shorter transfer is
 // not shown between copies.
-constexpr double kGap = 1e-6;
+constexpr Seconds kGap{1e-6};
 
 }  // namespace
 
@@ -22,18 +22,18 @@ BatchTrace::BatchTrace(std::shared_ptr<Timeline> timeline, Batch batch)
 
 void BatchTrace::start() {
   started_ = steady_now();
-  TraceEvent event = span(batch_.row, "batch_started", started_, 0);
+  TraceEvent event = span(batch_.row, "batch_started", *started_, {});
   event.kind = TraceEvent::Kind::kInstant;
   event.numbers[2] = {"tensors", static_cast<std::int64_t>(batch_.members.size())};
   timeline_->add(std::move(event));
 }
 
 void BatchTrace::begin_transfer(const char* medium, const char* algorithm, std::size_t bytes) {
-  transfers_.push_back({medium, algorithm, static_cast<std::int64_t>(bytes), steady_now(), 0});
+  transfers_.push_back({medium, algorithm, static_cast<std::int64_t>(bytes), steady_now(), {}});
 }
 
-void BatchTrace::add_copy(Copy kind, std::size_t tensor, double begin) {
-  const double now = steady_now();
+void BatchTrace::add_copy(Copy kind, std::size_t tensor, SteadyTime begin) {
+  const SteadyTime now = steady_now();
   if (!copies_.empty()) {
     CopySpan& last = copies_.back();
     if (last.kind == kind && last.tensor == tensor && begin - last.end < kGap) {
@@ -51,7 +51,8 @@ std::size_t BatchTrace::member_of(std::size_t tensor) const {
   return static_cast<std::size_t>(next - first_tensor_.begin()) - 1;
 }
 
-TraceEvent BatchTrace::span(TraceRow row, const char* name, double begin, double end) const {
+TraceEvent BatchTrace::span(TraceRow row, const char* name, SteadyTime begin,
+                            SteadyTime end) const {
   TraceEvent event;
   event.kind = TraceEvent::Kind::kSpan;
   event.row = row;
@@ -64,10 +65,10 @@ TraceEvent BatchTrace::span(TraceRow row, const char* name, double begin, double
 }
 
 void BatchTrace::end() {
-  const double now = steady_now();
-  const double started = started_ != 0 ? started_ : now;
-  if (!transfers_.empty() && transfers_.back().end == 0) transfers_.back().end = now;
-  if (started_ != 0) {
+  const SteadyTime now = steady_now();
+  const SteadyTime started = started_.value_or(now);
+  if (!transfers_.empty() && transfers_.back().end == SteadyTime{}) transfers_.back().end = now;
+  if (started_) {
     TraceEvent whole = span(batch_.row, batch_.operation, started, now);
     whole.numbers[2] = {"tensors", static_cast<std::int64_t>(batch_.members.size())};
     whole.numbers[3] = {"bytes", batch_.bytes};
@@ -79,7 +80,7 @@ void BatchTrace::end() {
   for (std::size_t i = 0; i < batch_.members.size(); ++i) {
     const Member& member = batch_.members[i];
     timeline_->add(span(member.row, "wait", decided_, started));
-    if (started_ == 0) continue;
+    if (!started_) continue;
     TraceEvent running = span(member.row, batch_.operation, started, now);
     running.text = member.tensor;
     timeline_->add(std::move(running));
@@ -109,14 +110,14 @@ void BatchTrace::write_inside(TraceRow row, std::span<const CopySpan> copies, bo
                               [&](const CopySpan& copy) { return copy.begin >= transfer.begin; });
     const auto last = std::find_if(
         first, merged.end(), [&](const CopySpan& copy) { return copy.begin >= transfer.end; });
-    double begin = transfer.begin;
-    double end = transfer.end;
+    SteadyTime begin = transfer.begin;
+    SteadyTime end = transfer.end;
     if (one_member && first != last) {
       if (first->kind == Copy::kIn) begin = first->end;
       if (std::prev(last)->kind == Copy::kOut) end = std::prev(last)->begin;
     }
     bool shown = false;
-    double from = begin;
+    SteadyTime from = begin;
     for (; first != last; ++first) {
       if (first->begin - from >= kGap) {
         write_transfer(row, transfer, from, first->begin);
@@ -132,7 +133,8 @@ void BatchTrace::write_inside(TraceRow row, std::span<const CopySpan> copies, bo
   }
 }
 
-void BatchTrace::write_transfer(TraceRow row, const Transfer& transfer, double begin, double end) {
+void BatchTrace::write_transfer(TraceRow row, const Transfer& transfer, SteadyTime begin,
+                                SteadyTime end) {
   TraceEvent event = span(row, batch_.operation, begin, end);
   event.prefix = transfer.medium;
   event.algorithm = transfer.algorithm;

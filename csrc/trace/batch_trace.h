@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,7 +43,7 @@ class BatchTrace {
   void begin_transfer(const char* medium, const char* algorithm, std::size_t bytes);
   void end_transfer() { transfers_.back().end = steady_now(); }
   // A part of the batch's n-th tensor was packed or unpacked; the copy ends now.
-  void add_copy(Copy kind, std::size_t tensor, double begin);
+  void add_copy(Copy kind, std::size_t tensor, SteadyTime begin);
   // The batch ends now, successfully or not: writes all spans.
   void end();
 
@@ -50,27 +51,27 @@ class BatchTrace {
   struct CopySpan {
     Copy kind;
     std::size_t tensor;
-    double begin;
-    double end;
+    SteadyTime begin;
+    SteadyTime end;
   };
   struct Transfer {
     const char* medium;
     const char* algorithm;
     std::int64_t bytes;
-    double begin;
-    double end;
+    SteadyTime begin;
+    SteadyTime end;
   };
 
   std::size_t member_of(std::size_t tensor) const;
-  TraceEvent span(TraceRow row, const char* name, double begin, double end) const;
+  TraceEvent span(TraceRow row, const char* name, SteadyTime begin, SteadyTime end) const;
   void write_inside(TraceRow row, std::span<const CopySpan> copies, bool one_member);
-  void write_transfer(TraceRow row, const Transfer& transfer, double begin, double end);
+  void write_transfer(TraceRow row, const Transfer& transfer, SteadyTime begin, SteadyTime end);
 
   const std::shared_ptr<Timeline> timeline_;
   const Batch batch_;
   std::vector<std::size_t> first_tensor_;  // by member
-  const double decided_ = steady_now();
-  double started_ = 0;  // 0 until it has started
+  const SteadyTime decided_ = steady_now();
+  std::optional<SteadyTime> started_;
   std::vector<Transfer> transfers_;
   std::vector<CopySpan> copies_;
 };
@@ -79,7 +80,10 @@ class BatchTrace {
 class CopyTimer {
  public:
   CopyTimer(BatchTrace* trace, BatchTrace::Copy kind, std::size_t tensor)
-      : trace_(trace), kind_(kind), tensor_(tensor), begin_(trace != nullptr ? steady_now() : 0) {}
+      : trace_(trace),
+        kind_(kind),
+        tensor_(tensor),
+        begin_(trace != nullptr ? steady_now() : SteadyTime{}) {}
   ~CopyTimer() {
     if (trace_ != nullptr) trace_->add_copy(kind_, tensor_, begin_);
   }
@@ -90,7 +94,7 @@ class CopyTimer {
   BatchTrace* const trace_;
   const BatchTrace::Copy kind_;
   const std::size_t tensor_;
-  const double begin_;
+  const SteadyTime begin_;
 };
 
 }  // namespace horoplug

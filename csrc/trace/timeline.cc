@@ -136,8 +136,8 @@ void Timeline::write(const Row& row) {
   file_.add(json_);
 }
 
-std::int64_t Timeline::nanoseconds(double time) const {
-  return std::max<std::int64_t>(0, std::llround((time - origin_) * 1e9));
+std::int64_t Timeline::nanoseconds(SteadyTime time) const {
+  return std::max<std::int64_t>(0, std::llround((time - origin_).count() * 1e9));
 }
 
 void Timeline::write(const TraceEvent& event) {

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/time.h"
 #include "trace/trace_file.h"
 
 namespace horoplug {
@@ -40,8 +41,8 @@ struct TraceEvent {
   TraceRow row = 0;
   const char* prefix = nullptr;
   const char* name = nullptr;
-  double begin = 0;  // steady_now()
-  double end = 0;    // of spans
+  SteadyTime begin;
+  SteadyTime end;  // of spans
   std::array<Number, 4> numbers;
   const char* algorithm = nullptr;
   Text text;
@@ -75,7 +76,7 @@ class Timeline {
 
   bool mark_cycles() const { return options_.mark_cycles; }
   // The start of the trace; earlier times are clamped to it.
-  double origin() const { return origin_; }
+  SteadyTime origin() const { return origin_; }
 
  private:
   struct Row {
@@ -90,12 +91,12 @@ class Timeline {
   std::string head() const;
   void write(const Row& row);
   void write(const TraceEvent& event);
-  std::int64_t nanoseconds(double time) const;
+  std::int64_t nanoseconds(SteadyTime time) const;
 
   const Options options_;
   const OnFailure on_failure_;
   TraceFile file_;
-  double origin_ = 0;
+  SteadyTime origin_;
   std::int64_t started_at_ = 0;  // microseconds since 1970
 
   std::mutex mutex_;

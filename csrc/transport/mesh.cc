@@ -86,7 +86,8 @@ bool Mesh::read(Link& link) {
 
 bool Mesh::pump() {
   bool moved = false;
-  if (readable_.empty() && ringing_.size() < links_.size()) poller_.wait(0, readable_);
+  if (readable_.empty() && ringing_.size() < links_.size())
+    poller_.wait(Seconds::zero(), readable_);
   for (const int token : readable_) moved |= read(*links_[static_cast<std::size_t>(token)]);
   readable_.clear();
   for (Link* link : ringing_) moved |= read(*link);

@@ -41,20 +41,20 @@ class Mesh {
   // Whether all control messages have been written.
   bool control_has_left() const;
 
-  // Sleeps until data arrives, the doorbell rings, or `seconds` have passed (negative: no limit).
+  // Sleeps until data arrives, the doorbell rings, or `time` has passed.
   // Calls `work_left` once more after other threads can see that this thread is about to sleep, and
   // returns false without sleeping if it finds work.
   template <typename WorkLeft>
-  bool sleep(double seconds, WorkLeft&& work_left) {
+  bool sleep(Seconds time, WorkLeft&& work_left) {
     doorbell_->prepare_sleep();
     const bool sleeps = !work_left();
-    if (sleeps) poller_.wait(seconds, readable_);
+    if (sleeps) poller_.wait(time, readable_);
     doorbell_->finish_sleep();
     return sleeps;
   }
 
   // Records the events that ended a doze.
-  void look() { poller_.wait(0, readable_); }
+  void look() { poller_.wait(Seconds::zero(), readable_); }
 
   // For the progress thread's sleep while other threads may run the progress loop.
   Poller& poller() { return poller_; }

@@ -4,9 +4,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <system_error>
 
 namespace horoplug {
@@ -29,20 +29,22 @@ void control(const Fd& epoll, int operation, int fd, int token, unsigned events)
 }
 
 // Rounded up: waking just before a deadline would only lead to another sleep.
-int milliseconds(double seconds) {
-  return seconds < 0 ? -1 : static_cast<int>(std::ceil(std::fmin(seconds, 86400.0) * 1000));
+int milliseconds(Seconds time) {
+  constexpr Seconds kMost = std::chrono::days(1);
+  const auto rounded = std::chrono::ceil<std::chrono::milliseconds>(std::min(time, kMost));
+  return time == kForever ? -1 : static_cast<int>(rounded.count());
 }
 
 // epoll_wait() with a timeout finer than milliseconds, where the system offers it.
 template <std::size_t Size>
-int wait_for_events(const Fd& epoll, std::array<epoll_event, Size>& events, double seconds) {
-  if (seconds > 0 && seconds < 0.01) {
+int wait_for_events(const Fd& epoll, std::array<epoll_event, Size>& events, Seconds time) {
+  if (time > Seconds::zero() && time < Seconds(0.01)) {
     pollfd readable{epoll.get(), POLLIN, 0};
-    timespec time{0, static_cast<long>(seconds * 1e9)};
-    if (::ppoll(&readable, 1, &time, nullptr) == 0) return 0;
-    seconds = 0;
+    const timespec timeout{0, static_cast<long>(time.count() * 1e9)};
+    if (::ppoll(&readable, 1, &timeout, nullptr) == 0) return 0;
+    time = Seconds::zero();
   }
-  return ::epoll_wait(epoll.get(), events.data(), Size, milliseconds(seconds));
+  return ::epoll_wait(epoll.get(), events.data(), Size, milliseconds(time));
 }
 
 }  // namespace
@@ -69,10 +71,10 @@ void Poller::want_write(int fd, int token, bool wanted) {
 
 void Poller::remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
-void Poller::wait(double seconds, std::vector<int>& tokens) {
+void Poller::wait(Seconds time, std::vector<int>& tokens) {
   tokens.clear();
   std::array<epoll_event, 64> events;
-  const int count = wait_for_events(epoll_, events, seconds);
+  const int count = wait_for_events(epoll_, events, time);
   for (int i = 0; i < count; ++i) {
     const auto token = static_cast<int>(static_cast<std::uint32_t>(events[i].data.u64));
     if (token == kDoorbell) {
@@ -83,9 +85,9 @@ void Poller::wait(double seconds, std::vector<int>& tokens) {
   }
 }
 
-void Poller::doze(double seconds) {
+void Poller::doze(Seconds time) {
   std::array<epoll_event, 2> events;
-  wait_for_events(outer_, events, seconds);
+  wait_for_events(outer_, events, time);
   std::uint64_t count;
   [[maybe_unused]] const auto read = ::read(kick_.get(), &count, sizeof count);
 }

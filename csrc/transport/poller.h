@@ -12,6 +12,7 @@
 #include <atomic>
 #include <vector>
 
+#include "base/time.h"
 #include "transport/doorbell.h"
 #include "transport/fd.h"
 
@@ -27,13 +28,13 @@ class Poller {
   void want_write(int fd, int token, bool wanted);
   void remove(int fd);
 
-  // Waits for at most `seconds` (negative: no limit) and returns the tokens of the descriptors that
+  // Waits for at most `time` and returns the tokens of the descriptors that
   // are ready. Silences a doorbell that was rung.
-  void wait(double seconds, std::vector<int>& tokens);
+  void wait(Seconds time, std::vector<int>& tokens);
 
-  // Waits for at most `seconds` (negative: no limit) until wait() would find an event, unless
+  // Waits for at most `time` until wait() would find an event, unless
   // muted, or until kick().
-  void doze(double seconds);
+  void doze(Seconds time);
   void mute();
   bool muted() const { return muted_.load(); }
   // Does nothing, cheaply, unless mute() was called.

@@ -206,18 +206,14 @@ void GpuGroup::forget_ended() {
   while (!under_way_.empty() && under_way_.front().ended->done()) under_way_.pop_front();
 }
 
-double GpuGroup::standstill(double now) {
+Seconds GpuGroup::standstill(RunningTime now) {
   forget_ended();
-  if (under_way_.empty()) return 0;
+  if (under_way_.empty()) return Seconds::zero();
   check();
   Work& first = under_way_.front();
   // Work that the framework's streams do first may take any time.
-  if (first.seen < 0 && first.begun->done()) first.seen = now;
-  return first.seen < 0 ? 0 : now - first.seen;
-}
-
-void GpuGroup::excuse(const LostTime& lost) {
-  if (!under_way_.empty() && under_way_.front().seen >= 0) lost.extend(under_way_.front().seen);
+  if (!first.seen && first.begun->done()) first.seen = now;
+  return first.seen ? now - *first.seen : Seconds::zero();
 }
 
 void GpuGroup::check() {

@@ -4,12 +4,13 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "base/lost_time.h"
+#include "base/running_clock.h"
 #include "base/task.h"
 #include "collectives/comm.h"
 #include "device/cuda/runtime/ipc_peers.h"
@@ -67,14 +68,11 @@ class GpuGroup {
 
   // Encloses all work of a batch on the GPU. `what`: for messages.
   void track(std::string what, cuda::EventPtr begun, cuda::EventPtr ended);
-  // Removes finished work. Returns the seconds for which the oldest unfinished work is known to
-  // have been running; 0 if it has not begun, or there is none. Throws the GPU's own failure.
-  // `now`: seconds.
-  double standstill(double now);
+  // Removes finished work. Returns for how long the oldest unfinished work is known to have been
+  // running; 0 if it has not begun, or there is none. Throws the GPU's own failure.
+  Seconds standstill(RunningTime now);
   // Describes that work.
   const std::string& next() const { return under_way_.front().what; }
-  // Time that does not count for standstill().
-  void excuse(const LostTime& lost);
   // Whether there may be unfinished work.
   bool busy() const { return !under_way_.empty(); }
   // Whether the oldest work still waits for work in the framework's streams, which may take any
@@ -98,7 +96,7 @@ class GpuGroup {
   struct Work {
     std::string what;
     cuda::EventPtr begun, ended;
-    double seen = -1;  // time at which it was first seen running
+    std::optional<RunningTime> seen{};  // when it was first seen running
   };
 
   // The capabilities that ranks exchange.

@@ -51,7 +51,7 @@ std::map<std::uint32_t, RankRanges> get_numbered_ranges(Reader& reader) {
 
 Bytes encode(const InspectionRequest& request) {
   Writer writer = begin_message(MessageKind::kInspectionRequest);
-  writer.put(request.age);
+  writer.put(request.age.count());
   writer.put(static_cast<std::uint8_t>(request.for_groups));
   return writer.take();
 }
@@ -67,7 +67,7 @@ InspectionRequest decode_inspection_request(Reader& reader) {
 Bytes encode(const InspectionQuestion& question) {
   Writer writer = begin_message(MessageKind::kInspection);
   writer.put_varint(question.number);
-  writer.put(question.quiet);
+  writer.put(question.quiet.count());
   writer.put(static_cast<std::uint8_t>(question.is_second));
   writer.put_varint(question.operations.size());
   for (const OperationKey& key : question.operations) put_key(writer, key);
@@ -91,7 +91,7 @@ Bytes encode(const Report& report) {
   writer.put_varint(report.pending.size());
   for (const auto& pending : report.pending) {
     put_key(writer, pending.key);
-    writer.put(pending.age);
+    writer.put(pending.age.count());
     // Bit 0: it is a join. Bit 1: it waits for one rank, which follows. That it belongs to another
     // group is a part of the key.
     writer.put(static_cast<std::uint8_t>((pending.join ? 1 : 0) | (pending.peer >= 0 ? 2 : 0)));

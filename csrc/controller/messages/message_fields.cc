@@ -84,10 +84,10 @@ hp_status get_failure(Reader& reader) {
   return code;
 }
 
-double get_seconds(Reader& reader) {
+Seconds get_seconds(Reader& reader) {
   const auto value = reader.get<double>();
   if (!std::isfinite(value) || value < 0) throw WireError("invalid duration");
-  return value;
+  return Seconds(value);
 }
 
 // Each range by its distance from the one before, and its length.

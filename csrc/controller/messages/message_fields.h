@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/time.h"
 #include "base/wire.h"
 #include "controller/messages/messages.h"
 #include "controller/state/rank_ranges.h"
@@ -28,7 +29,7 @@ std::uint32_t get_u32(Reader& reader);
 bool get_bool(Reader& reader);
 // The code of a failure. HP_OK and HP_IN_PROGRESS are refused: operations would end as successes.
 hp_status get_failure(Reader& reader);
-double get_seconds(Reader& reader);
+Seconds get_seconds(Reader& reader);
 
 void put_ranges(Writer& writer, const RankRanges& ranks);
 RankRanges get_ranges(Reader& reader);

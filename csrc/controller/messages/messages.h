@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/time.h"
 #include "base/wire.h"
 #include "controller/plans/plan.h"
 #include "controller/state/rank_ranges.h"
@@ -140,7 +141,7 @@ struct RankReport {
   struct Pending {
     std::uint32_t set = 0;
     std::string name;
-    double age = 0;       // seconds since submission
+    Seconds age{};        // since submission
     bool waited = false;  // a thread is blocked on it
     bool join = false;    // the operation is a join
     int peer = -1;        // send, recv: the only rank that it waits for
@@ -150,7 +151,7 @@ struct RankReport {
     std::vector<int> members{};
   };
   std::int32_t rank = 0;
-  double quiet = 0;                // seconds since the last submission or completion on this rank
+  Seconds quiet{};                 // since the last submission or completion on this rank
   bool executing = false;          // a batch is running
   std::uint32_t busy_threads = 0;  // threads that may submit operations, since they do not wait
   std::vector<Pending> pending;
@@ -168,7 +169,7 @@ struct OperationKey {
 // pending operations, the second one what each rank does about the operations that were named.
 struct InspectionQuestion {
   std::uint64_t number = 0;
-  double quiet = 0;  // a rank without events for this many seconds is quiet
+  Seconds quiet{};  // a rank without events for this long is quiet
   bool is_second = false;
   std::vector<OperationKey> operations;  // the second question's
 };
@@ -178,7 +179,7 @@ struct InspectionQuestion {
 struct Report {
   struct Pending {
     OperationKey key;
-    double age = 0;  // the most seconds since submission on a rank
+    Seconds age{};  // the longest time since submission on a rank
     bool join = false;
     int peer = -1;         // send, recv: the only rank that it waits for
     RankRanges submitted;  // the ranks on which it is pending
@@ -206,7 +207,7 @@ struct Abort {
 
 // A rank below asks for an inspection.
 struct InspectionRequest {
-  double age = 0;           // for how long an operation has been pending
+  Seconds age{};            // for how long an operation has been pending
   bool for_groups = false;  // that is an operation of another group, and none of this one is late
 };
 

@@ -20,9 +20,9 @@ std::string describe(const OperationKey& key) {
 
 std::string describe(const RankRanges& ranks) { return describe_ranks(ranks.ranks()); }
 
-std::string seconds(double value) {
+std::string describe(Seconds age) {
   char text[32];
-  std::snprintf(text, sizeof text, value < 10 ? "%.1f s" : "%.0f s", value);
+  std::snprintf(text, sizeof text, age < Seconds(10) ? "%.1f s" : "%.0f s", age.count());
   return text;
 }
 
@@ -140,11 +140,11 @@ Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
   for (const Waiting& waiting : table) {
     const Report::Pending& pending = *waiting.pending;
     if (waiting.missing.empty() || !pending.key.group.empty()) continue;
-    const bool is_overdue = options.overdue_time >= 0 && pending.age >= options.overdue_time;
-    const bool is_stall = options.stall_time >= 0 && pending.age >= options.stall_time;
+    const bool is_overdue = pending.age >= options.overdue_time;
+    const bool is_stall = pending.age >= options.stall_time;
     if (!is_overdue && !is_stall) continue;
     std::string text = describe(pending.key) + " has been waiting for " +
-                       describe(waiting.missing) + " for " + seconds(pending.age) +
+                       describe(waiting.missing) + " for " + describe(pending.age) +
                        " (submitted by " + describe(pending.submitted) + ")";
     if (is_overdue && !diagnosis.overdue) diagnosis.overdue = text;
     if (is_stall) {

@@ -21,12 +21,12 @@ namespace horoplug {
 
 struct DiagnoseOptions {
   std::map<std::uint32_t, std::vector<int>> members;  // by process set; ranks ascending
-  // an operation that has waited for this many seconds is a stall; negative: never
-  double stall_time = 60;
+  // an operation that has waited for this long is a stall
+  Seconds stall_time{60};
   // Whether ranks that are blocked and quiet, and that wait only for each other, are in a deadlock.
   bool finds_deadlocks = true;
-  // an operation that has taken this many seconds fails the job; negative: never
-  double overdue_time = -1;
+  // an operation that has taken this long fails the job
+  Seconds overdue_time = kForever;
 };
 
 struct Diagnosis {
@@ -34,7 +34,7 @@ struct Diagnosis {
   struct Stall {
     std::uint32_t set;
     std::string name;
-    double age;
+    Seconds age;
     std::string text;
   };
   std::vector<Stall> stalls;

@@ -4,7 +4,7 @@
 
 namespace horoplug {
 
-void StallInspection::begin(double quiet) {
+void StallInspection::begin(Seconds quiet) {
   if (running_) return;
   ask({question_.number + 1, quiet, false, {}});
 }

@@ -28,8 +28,8 @@ class StallInspection {
   explicit StallInspection(TreePosition position) : position_(std::move(position)) {}
 
   // Root: asks every rank, unless an inspection is in progress. `quiet`: a rank without events for
-  // this many seconds is quiet.
-  void begin(double quiet);
+  // this long is quiet.
+  void begin(Seconds quiet);
   // Handles a question or an answer from another rank. Throws WireError if it is invalid.
   void receive(int from, InspectionQuestion question);
   void receive(int from, Report report);

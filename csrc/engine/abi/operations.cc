@@ -8,6 +8,15 @@ using namespace horoplug::abi;
 using horoplug::Error;
 using horoplug::Status;
 
+namespace {
+
+// How long a call may block: unlike a limit, a timeout of 0 is no time at all.
+horoplug::Seconds time_to_wait(double timeout) {
+  return timeout == 0 ? horoplug::Seconds::zero() : horoplug::time_limit(timeout);
+}
+
+}  // namespace
+
 extern "C" {
 
 hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handle* handle) {
@@ -58,7 +67,7 @@ hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double 
     const auto running = engine->engine.use();
     const auto members = running->members(checked_set(full.process_set));
     const auto operation = horoplug::make_operation(full, members);
-    const Status status = running->perform(operation, timeout);
+    const Status status = running->perform(operation, time_to_wait(timeout));
     *handle = operation->handle;
     return report(status);
   });
@@ -107,7 +116,8 @@ hp_status hp_wait(hp_engine* engine, hp_handle handle, double timeout) {
   return guarded([&] {
     const auto running = engine->engine.lease();
     // Without an engine every operation has ended.
-    return report(running ? running->wait(handle, timeout) : engine->engine.handles().poll(handle));
+    return report(running ? running->wait(handle, time_to_wait(timeout))
+                          : engine->engine.handles().poll(handle));
   });
 }
 

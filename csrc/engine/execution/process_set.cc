@@ -1,13 +1,12 @@
 #include "engine/execution/process_set.h"
 
-#include "collectives/gpu/gpu_group.h"
 #include "engine/operations/submission.h"
 
 namespace horoplug {
 
 // ---- operations ----
 
-Status ProcessSet::accept(const OperationPtr& operation, double now) {
+Status ProcessSet::accept(const OperationPtr& operation, RunningTime now) {
   operation->pending_since = last_event_ = now;
   const OpKind kind = operation->signature.op;
   if (is_point_to_point(kind)) return end_of_transfers_;
@@ -26,14 +25,14 @@ ProcessSet::Negotiated ProcessSet::negotiate() {
   return {negotiator_.take_outgoing(), negotiator_.take_decisions(), negotiator_.take_trials()};
 }
 
-ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, double now,
+ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, RunningTime now,
                                       const std::function<void(Batch&)>& prepare) {
   last_event_ = now;
   Applied applied;
   switch (decision.kind) {
     case DecisionItem::Kind::kBatch:
     case DecisionItem::Kind::kJoined: {
-      std::vector<OperationPtr> operations = take_operations(decision, now);
+      std::vector<OperationPtr> operations = take_operations(decision);
       if (decision.kind == DecisionItem::Kind::kJoined) {
         // It runs as a batch, so that it ends after everything that was decided before.
         operations.front()->value = decision.rank;
@@ -49,7 +48,7 @@ ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, double now
       break;
     }
     case DecisionItem::Kind::kError:
-      applied.ended = take_operations(decision, now);
+      applied.ended = take_operations(decision);
       break;
     case DecisionItem::Kind::kFailAll:
       fail_pending(applied);
@@ -77,14 +76,12 @@ std::vector<OperationPtr> ProcessSet::take_pending() {
   return operations;
 }
 
-std::vector<OperationPtr> ProcessSet::take_operations(const Negotiator::Decision& decision,
-                                                      double now) {
+std::vector<OperationPtr> ProcessSet::take_operations(const Negotiator::Decision& decision) {
   std::vector<OperationPtr> operations;
   for (const std::string& name : decision.names) {
     const auto unknown = decision.unknown.find(name);
     if (unknown != decision.unknown.end()) {
       operations.push_back(make_absent(name, unknown->second, members_));
-      operations.back()->submitted_at = now;
       continue;
     }
     const auto found = pending_.find(name);
@@ -121,27 +118,21 @@ void ProcessSet::withdraw(const Negotiator::Decision& decision) {
   }
 }
 
-void ProcessSet::enqueue(Batch batch, double now) {
+void ProcessSet::enqueue(Batch batch, RunningTime now) {
   if (executor_.idle()) last_progress_ = now;
   executor_.enqueue(std::move(batch));
 }
 
-void ProcessSet::batch_done(const Batch& batch, double now) {
+void ProcessSet::batch_done(const Batch& batch, RunningTime now) {
   last_event_ = now;
-  negotiator_.batch_done(batch.plan, now);
+  negotiator_.batch_done(batch.plan, now.time_since_epoch().count());
   batch.end_trace();
 }
 
 // ---- time ----
 
-void ProcessSet::excuse(const LostTime& lost) {
-  lost.extend(last_progress_);
-  for (const auto& [name, operation] : pending_) lost.extend(operation->pending_since);
-  if (GpuGroup* const gpu = executor_.gpu()) gpu->excuse(lost);
-}
-
 void ProcessSet::break_plan() {
-  constexpr double kMostPatience = 5.0;
+  constexpr Seconds kMostPatience{5};
   // The program may only have been slow: the next plan gets more time.
   if (negotiator_.held_up()) plan_patience_ = std::min(2 * plan_patience_, kMostPatience);
   negotiator_.break_plan();
@@ -155,7 +146,7 @@ bool ProcessSet::leave() {
   return true;
 }
 
-bool ProcessSet::remove(const OperationPtr& removal, double now) {
+bool ProcessSet::remove(const OperationPtr& removal, RunningTime now) {
   if (removal_) return false;
   removal_ = removal;
   last_progress_ = now;

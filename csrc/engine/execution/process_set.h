@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/lost_time.h"
+#include "base/running_clock.h"
 #include "controller/negotiator.h"
 #include "engine/execution/executor.h"
 
@@ -51,17 +51,17 @@ class ProcessSet {
   // This rank leaves the job.
   bool leaving() const { return leaving_; }
   // When the running batch made progress; the present time if none runs.
-  double last_progress() const { return last_progress_; }
+  RunningTime last_progress() const { return last_progress_; }
   // When an operation was submitted, decided or done.
-  double last_event() const { return last_event_; }
+  RunningTime last_event() const { return last_event_; }
   // How long a plan may hold up operations that nobody waits for.
-  double plan_patience() const { return plan_patience_; }
+  Seconds plan_patience() const { return plan_patience_; }
 
   // ---- operations
 
   // An operation was submitted. If the status is not HP_OK, nothing of its kind is accepted any
   // more. Sends and recvs are the caller's business otherwise.
-  Status accept(const OperationPtr& operation, double now);
+  Status accept(const OperationPtr& operation, RunningTime now);
 
   // A message for the negotiator; see there.
   bool receive(int from, MessageKind kind, Reader& reader) {
@@ -84,22 +84,20 @@ class ProcessSet {
     OperationPtr administrative;  // to be done at once; nullptr: none was decided
   };
   // `prepare` is called with a batch before it is enqueued.
-  Applied apply(Negotiator::Decision& decision, double now,
+  Applied apply(Negotiator::Decision& decision, RunningTime now,
                 const std::function<void(Batch&)>& prepare);
 
   // The batch follows those that were enqueued before.
-  void enqueue(Batch batch, double now);
+  void enqueue(Batch batch, RunningTime now);
   // See Executor. A batch that is done is passed to batch_done().
   std::optional<Batch> poll() { return executor_.poll(); }
   bool take_progress() { return executor_.take_progress(); }
-  void batch_done(const Batch& batch, double now);
+  void batch_done(const Batch& batch, RunningTime now);
 
   // ---- time
 
   // The running batch makes progress, or none runs.
-  void note_progress(double now) { last_progress_ = now; }
-  // Time that is not held against the peers.
-  void excuse(const LostTime& lost);
+  void note_progress(RunningTime now) { last_progress_ = now; }
   // Ends the plan on all ranks, because it stands still.
   void break_plan();
 
@@ -114,7 +112,7 @@ class ProcessSet {
   // Sends and recvs are not accepted any more.
   void end_transfers(const Status& status) { end_of_transfers_ = status; }
   // All ranks remove the set. Returns false if they do so already.
-  bool remove(const OperationPtr& removal, double now);
+  bool remove(const OperationPtr& removal, RunningTime now);
   // Whether it is removed, and nothing of it runs any more.
   bool removed() const;
   OperationPtr take_removal() { return std::exchange(removal_, nullptr); }
@@ -123,7 +121,7 @@ class ProcessSet {
 
  private:
   std::vector<OperationPtr> take_pending();
-  std::vector<OperationPtr> take_operations(const Negotiator::Decision& decision, double now);
+  std::vector<OperationPtr> take_operations(const Negotiator::Decision& decision);
   void fail_pending(Applied& applied);
   void withdraw(const Negotiator::Decision& decision);
 
@@ -132,9 +130,9 @@ class ProcessSet {
   Negotiator negotiator_;
   Executor executor_;
   Operations pending_;
-  double last_progress_ = 0;
-  double last_event_ = 0;
-  double plan_patience_ = 0.1;
+  RunningTime last_progress_;
+  RunningTime last_event_;
+  Seconds plan_patience_{0.1};
   bool leaving_ = false;
   Status end_of_transfers_;  // not HP_OK: sends and recvs are not accepted any more
   OperationPtr removal_;

@@ -29,22 +29,22 @@ bool LoopOwnership::acquire() {
   return true;
 }
 
-void LoopOwnership::release(double seconds) {
-  const double needed = seconds < 0 ? kNever : steady_now() + seconds;
+void LoopOwnership::release(Seconds time) {
+  const SteadyTime needed = steady_now() + time;
   held_.store(false);
   poller_.unmute();
   if (needed < dozes_until_.load()) poller_.kick();
 }
 
-void LoopOwnership::release_before_doze(double seconds) {
-  dozes_until_ = seconds < 0 ? kNever : steady_now() + seconds;
+void LoopOwnership::release_before_doze(Seconds time) {
+  dozes_until_ = steady_now() + time;
   held_.store(false);
   poller_.unmute();
 }
 
-bool LoopOwnership::acquire_before_doze(double seconds) {
+bool LoopOwnership::acquire_before_doze(Seconds time) {
   poller_.mute();
-  dozes_until_ = steady_now() + seconds;
+  dozes_until_ = steady_now() + time;
   return acquire();
 }
 

@@ -35,8 +35,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -63,19 +63,19 @@ class LoopOwnership {
 
   // Whether the calling thread holds the loop from now on. Never blocks.
   bool acquire();
-  // The doorbell must say "asleep". If the loop has to run again within `seconds` (negative: only
+  // The doorbell must say "asleep". If the loop has to run again within `time` (kForever: only
   // after an event), the progress thread is woken in time.
-  void release(double seconds);
+  void release(Seconds time);
 
   // ---- the progress thread only
 
-  // Releases the loop before doze(seconds).
-  void release_before_doze(double seconds);
+  // Releases the loop before doze(time).
+  void release_before_doze(Seconds time);
   // When the loop is held by another thread: mutes the poller and tries again. If this returns
-  // false, doze(seconds) must follow.
-  bool acquire_before_doze(double seconds);
-  // Sleeps until an event, a kick, or until `seconds` have passed (negative: no limit).
-  void doze(double seconds) { poller_.doze(seconds); }
+  // false, doze(time) must follow.
+  bool acquire_before_doze(Seconds time);
+  // Sleeps until an event, a kick, or until `time` has passed.
+  void doze(Seconds time) { poller_.doze(time); }
   // Releases the loop for the last time.
   void release_at_end() { held_.store(false); }
 
@@ -83,7 +83,7 @@ class LoopOwnership {
   Poller& poller_;
   Doorbell& doorbell_;
   std::atomic<bool> held_{false};
-  std::atomic<double> dozes_until_{0};  // while the progress thread dozes
+  std::atomic<SteadyTime> dozes_until_{};  // while the progress thread dozes
 };
 
 // `Work` is what the loop runs. It is a template parameter instead of an interface because a loop
@@ -107,12 +107,12 @@ class LoopOwnership {
 //
 // - bool must_poll() const: an operation may complete without an event.
 //
-// - double quiet_since() const: the time of the last progress.
+// - SteadyTime quiet_since() const: the time of the last progress.
 //
-// - double sleep_seconds() const: the time after which step() or watch() must run again without an
-//   event; negative: no limit.
+// - Seconds sleep_time() const: the time after which step() or watch() must run again without an
+//   event; kForever: only after one.
 //
-// - double watch_interval() const: the interval of watch() while another thread holds the loop, or
+// - Seconds watch_interval() const: the interval of watch() while another thread holds the loop, or
 //   there is always something to do.
 template <typename Work>
 class ProgressLoop {
@@ -143,10 +143,10 @@ class ProgressLoop {
 
   // Whether the calling thread holds the loop from now on. Never blocks.
   bool acquire() { return ownership_.acquire(); }
-  // The caller holds the loop. Runs it until `wait.done()` or until `timeout` seconds have passed
-  // (negative: no limit), then releases it.
+  // The caller holds the loop. Runs it until `wait.done()` or until the timeout has passed, then
+  // releases it.
   template <typename Wait>
-  void run_until_done(Wait& wait, double timeout);
+  void run_until_done(Wait& wait, Seconds timeout);
   // The caller holds the loop. Finishes work that is nearly done and leaves the rest to the
   // progress thread.
   void release();
@@ -157,21 +157,21 @@ class ProgressLoop {
   static constexpr int kSpins = 50;
   // Steps that a caller makes at most before it releases the loop.
   static constexpr int kLastSteps = 4;
-  // Seconds after the last progress during which a caller yields the processor instead of sleeping
+  // The time after the last progress during which a caller yields the processor instead of sleeping
   // when what it waits for can only be polled.
-  static constexpr double kYieldSeconds = 500e-6;
+  static constexpr Seconds kYieldTime{500e-6};
 
   // Steps of the progress thread after which it looks at the clock if each of them did something.
   static constexpr unsigned kBusySteps = 8;
 
   void run();
   void run_while_busy();
-  void watch_if_due(double time);
+  void watch_if_due(SteadyTime time);
   bool work_left();
   bool nothing_in_sight() const;
   void rest_if_idle();
   template <typename Done>
-  void sleep(double time, double deadline, const Done& done);
+  void sleep(SteadyTime time, SteadyTime deadline, const Done& done);
 
   // Calls `body`. An exception fails the work, which counts as something done.
   template <typename Body>
@@ -191,7 +191,7 @@ class ProgressLoop {
   // Used by the thread that holds the loop.
   SpinBudget spin_budget_;
   bool socket_traffic_ = false;  // the last caller that ran the loop moved data over sockets
-  double watch_due_ = 0;         // when deadlines are checked though there is something to do
+  SteadyTime watch_due_;         // when deadlines are checked though there is something to do
   unsigned busy_steps_ = 0;
 };
 
@@ -221,7 +221,7 @@ bool ProgressLoop<Work>::work_left() {
 // Whether only a socket or a submission can bring more work.
 template <typename Work>
 bool ProgressLoop<Work>::nothing_in_sight() const {
-  return !work_.requests_waiting() && !mesh_.has_silent_links() && work_.sleep_seconds() < 0;
+  return !work_.requests_waiting() && !mesh_.has_silent_links() && work_.sleep_time() == kForever;
 }
 
 // Peers that are still busy with an operation that is done here need not wake this rank.
@@ -231,7 +231,7 @@ void ProgressLoop<Work>::rest_if_idle() {
 }
 
 template <typename Work>
-void ProgressLoop<Work>::watch_if_due(double time) {
+void ProgressLoop<Work>::watch_if_due(SteadyTime time) {
   if (time < watch_due_ || work_.stopped()) return;
   watch_due_ = time + work_.watch_interval();
   guarded([this] {
@@ -246,18 +246,18 @@ template <typename Work>
 void ProgressLoop<Work>::run() {
   bool holds = acquire();
   while (true) {
-    double seconds;
+    Seconds time;
     if (holds) {
       run_while_busy();
       if (work_.stopped()) return ownership_.release_at_end();
-      seconds = work_.sleep_seconds();
-      ownership_.release_before_doze(seconds);
+      time = work_.sleep_time();
+      ownership_.release_before_doze(time);
     } else {
-      seconds = work_.watch_interval();
-      holds = ownership_.acquire_before_doze(seconds);
+      time = work_.watch_interval();
+      holds = ownership_.acquire_before_doze(time);
       if (holds) continue;
     }
-    ownership_.doze(seconds);
+    ownership_.doze(time);
     wakeups_.fetch_add(1, std::memory_order_relaxed);
     holds = acquire();
     if (holds) mesh_.look();
@@ -299,9 +299,9 @@ void ProgressLoop<Work>::run_while_busy() {
 
 template <typename Work>
 template <typename Wait>
-void ProgressLoop<Work>::run_until_done(Wait& wait, double timeout) {
-  double time = steady_now();
-  const double deadline = timeout < 0 ? kNever : time + timeout;
+void ProgressLoop<Work>::run_until_done(Wait& wait, Seconds timeout) {
+  SteadyTime time = steady_now();
+  const SteadyTime deadline = time + timeout;
   const std::uint64_t bytes = mesh_.bytes_moved();
   Poller& poller = mesh_.poller();
   if (socket_traffic_ && !poller.muted()) poller.mute();
@@ -322,7 +322,7 @@ void ProgressLoop<Work>::run_until_done(Wait& wait, double timeout) {
       } else {
         spin_pause();
       }
-    } else if (time - work_.quiet_since() < kYieldSeconds && work_.must_poll()) {
+    } else if (time - work_.quiet_since() < kYieldTime && work_.must_poll()) {
       // No event would end a sleep. Other threads get the processor if they need it.
       ::sched_yield();
     } else {
@@ -337,16 +337,13 @@ void ProgressLoop<Work>::run_until_done(Wait& wait, double timeout) {
 // Sleeps as the thread that holds the loop.
 template <typename Work>
 template <typename Done>
-void ProgressLoop<Work>::sleep(double time, double deadline, const Done& done) {
+void ProgressLoop<Work>::sleep(SteadyTime time, SteadyTime deadline, const Done& done) {
   guarded([&] {
     work_.watch();
     Poller& poller = mesh_.poller();
     if (!poller.muted()) poller.mute();
-    double seconds = work_.sleep_seconds();
-    if (deadline != kNever) {
-      seconds = seconds < 0 ? deadline - time : std::fmin(seconds, deadline - time);
-    }
-    if (mesh_.sleep(seconds, [&] { return work_left() || done(); })) {
+    const Seconds most = std::min(work_.sleep_time(), deadline - time);
+    if (mesh_.sleep(most, [&] { return work_left() || done(); })) {
       wakeups_.fetch_add(1, std::memory_order_relaxed);
     }
     return true;
@@ -360,7 +357,7 @@ void ProgressLoop<Work>::release() {
   while (!work_.stopped() && !nothing_in_sight() && steps < kLastSteps && guarded_step()) ++steps;
   rest_if_idle();
   const bool at_once = work_.stopped() || steps == kLastSteps;
-  ownership_.release(at_once ? 0 : work_.sleep_seconds());
+  ownership_.release(at_once ? Seconds::zero() : work_.sleep_time());
 }
 
 template <typename Work>

@@ -13,25 +13,27 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/time.h"
+
 namespace horoplug {
 
 class SpinBudget {
  public:
-  static constexpr double kMost = 200e-6;  // seconds, unless a longer wait has paid
-  static constexpr double kLeast = 5e-6;
-  static constexpr double kTry = 20e-6;
-  static constexpr double kLongestTry = 1500e-6;
+  static constexpr Seconds kMost{200e-6};  // unless a longer wait has paid
+  static constexpr Seconds kLeast{5e-6};
+  static constexpr Seconds kTry{20e-6};
+  static constexpr Seconds kLongestTry{1500e-6};
   static constexpr int kRests = 16;  // waits without spinning between two tries
 
   // There is nothing to do at `time`. Whether to look again at once instead of sleeping.
-  bool spin(double time) {
+  bool spin(SteadyTime time) {
     if (!waiting_) begin(time, time + next());
     if (time < until_) return true;
     if (!std::exchange(slept_, true) && until_ > since_) budget_ = less(budget_);
     return false;
   }
   // There is something to do.
-  void found(double time) {
+  void found(SteadyTime time) {
     if (!std::exchange(waiting_, false)) return;
     if (slept_) {
       sleeps_ += (std::min(time - until_, 2 * kLongestTry) - sleeps_) / 4;
@@ -40,7 +42,7 @@ class SpinBudget {
     }
   }
   // This wait may not spin: an earlier part of it has.
-  void skip(double time) {
+  void skip(SteadyTime time) {
     begin(time, time);
     slept_ = true;
   }
@@ -49,30 +51,30 @@ class SpinBudget {
   bool waiting() const { return waiting_; }
 
  private:
-  void begin(double time, double until) {
+  void begin(SteadyTime time, SteadyTime until) {
     waiting_ = true;
     slept_ = false;
     since_ = time;
     until_ = until;
   }
-  double next() {
-    if (budget_ > 0) return budget_;
-    if (++rests_ < kRests) return 0;
+  Seconds next() {
+    if (budget_ > Seconds::zero()) return budget_;
+    if (++rests_ < kRests) return Seconds::zero();
     rests_ = 0;
     // A little longer than the sleeps that it is to replace.
-    const double wanted = 1.5 * sleeps_;
+    const Seconds wanted = 1.5 * sleeps_;
     return wanted > kLongestTry ? kTry : std::max(wanted, kTry);
   }
-  static double less(double budget) { return budget / 2 < kLeast ? 0 : budget / 2; }
+  static Seconds less(Seconds budget) { return budget / 2 < kLeast ? Seconds::zero() : budget / 2; }
 
-  double budget_ = kMost;
-  double sleeps_ = kTry;  // a moving average of the length of sleeps, limited to 2 * kLongestTry
+  Seconds budget_ = kMost;
+  Seconds sleeps_ = kTry;  // a moving average of the length of sleeps, limited to 2 * kLongestTry
   int rests_ = 0;
   // The present wait.
   bool waiting_ = false;
   bool slept_ = false;
-  double since_ = 0;
-  double until_ = 0;
+  SteadyTime since_;
+  SteadyTime until_;
 };
 
 }  // namespace horoplug

@@ -42,11 +42,11 @@ void CallerThreads::forget_ended() {
   forget_at_ = 2 * threads_.size() + 16;
 }
 
-void CallerThreads::note_wait(pid_t id, const SleepingThread::Look& look, double now) {
+void CallerThreads::note_wait(pid_t id, const SleepingThread::Look& look, SteadyTime now) {
   entry(id).sleep_.note(look, now);
 }
 
-bool CallerThreads::Thread::note_poll(double now) {
+bool CallerThreads::Thread::note_poll(SteadyTime now) {
   if (now - polled_at_ >= kBetweenWaits) {
     polls_since_ = now;
     polls_ = 0;
@@ -57,22 +57,23 @@ bool CallerThreads::Thread::note_poll(double now) {
   return now - polls_since_ >= kPollsAtLeast;
 }
 
-bool CallerThreads::Thread::waits_in_core(double now) const {
-  const double state = state_.load(std::memory_order_relaxed);
-  return state == kBlocked || (state >= 0 && now - state < kBetweenWaits);
+bool CallerThreads::Thread::waits_in_core(SteadyTime now) const {
+  return is(Phase::kBlocked) ||
+         (is(Phase::kBetweenSlices) &&
+          now - slice_ended_.load(std::memory_order_relaxed) < kBetweenWaits);
 }
 
-bool CallerThreads::Thread::only_polls(double now, double least) const {
+bool CallerThreads::Thread::only_polls(SteadyTime now, Seconds least) const {
   return now - polled_at_ < kBetweenWaits && now - polls_since_ >= std::max(least, kPollsAtLeast) &&
          cpu_time_of(id_) - cpu_time_before_ <= polls_ * kMostForPoll;
 }
 
-bool CallerThreads::Thread::is_blocked(double now, double least) const {
+bool CallerThreads::Thread::is_blocked(SteadyTime now, Seconds least) const {
   return waits_in_core(now) || now - said_at_ < kBetweenWaits || only_polls(now, least) ||
          sleep_.has_slept(now, least, kBetweenWaits);
 }
 
-std::vector<CallerThreads::State> CallerThreads::states(double now, double least) const {
+std::vector<CallerThreads::State> CallerThreads::states(SteadyTime now, Seconds least) const {
   std::vector<State> states;
   states.reserve(threads_.size());
   for (const auto& [id, thread] : threads_) {

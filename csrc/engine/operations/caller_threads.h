@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -22,12 +21,12 @@ namespace horoplug {
 
 class CallerThreads {
  public:
-  // Callers that handle signals wait in slices; for so many seconds after a slice they still count
+  // Callers that handle signals wait in slices; for so long after a slice they still count
   // as blocked. The same is true of what is seen of waits outside of the core.
-  static constexpr double kBetweenWaits = 1.0;
-  // Seconds for which a thread must have polled an operation before the operation counts as one
-  // that it waits for.
-  static constexpr double kPollsAtLeast = 0.2;
+  static constexpr Seconds kBetweenWaits{1};
+  // How long a thread must have polled an operation before the operation counts as one that it
+  // waits for.
+  static constexpr Seconds kPollsAtLeast{0.2};
 
   class Thread {
    public:
@@ -36,42 +35,43 @@ class CallerThreads {
     void begin_wait(hp_handle handle, bool is_slice) {
       waits_for_ = handle;
       const bool is_known = !is_slice || expected_for_ == handle;
-      state_.store(is_known ? kBlocked : kExpectsUnknown, std::memory_order_relaxed);
+      set(is_known ? Phase::kBlocked : Phase::kExpectsUnknown);
     }
-    void end_wait() { state_.store(kOutside, std::memory_order_relaxed); }
+    void end_wait() { set(Phase::kOutside); }
     // Its next slice follows.
-    void end_slice(double now) {
-      if (state_.load(std::memory_order_relaxed) == kExpectsUnknown) return;
-      state_.store(now, std::memory_order_relaxed);
+    void end_slice(SteadyTime now) {
+      if (is(Phase::kExpectsUnknown)) return;
+      slice_ended_.store(now, std::memory_order_relaxed);
+      set(Phase::kBetweenSlices);
     }
     // The thread has asked whether an operation is done, which it is not. Returns whether it has
     // done so for kPollsAtLeast.
-    bool note_poll(double now);
+    bool note_poll(SteadyTime now);
 
    private:
     friend class CallerThreads;
-    static constexpr double kOutside = -1, kExpectsUnknown = -2, kBlocked = -3;
-    static constexpr double kLongAgo = -std::numeric_limits<double>::infinity();
+    enum class Phase { kOutside, kExpectsUnknown, kBlocked, kBetweenSlices };  // of its wait
 
-    bool is_blocked(double now, double least) const;
-    bool waits_in_core(double now) const;
-    bool only_polls(double now, double least) const;
-    bool may_submit() const {
-      return submits_ || state_.load(std::memory_order_relaxed) == kExpectsUnknown;
-    }
+    void set(Phase phase) { phase_.store(phase, std::memory_order_release); }
+    bool is(Phase phase) const { return phase_.load(std::memory_order_acquire) == phase; }
+    bool is_blocked(SteadyTime now, Seconds least) const;
+    bool waits_in_core(SteadyTime now) const;
+    bool only_polls(SteadyTime now, Seconds least) const;
+    bool may_submit() const { return submits_ || is(Phase::kExpectsUnknown); }
 
     pid_t id_ = 0;
     bool submits_ = false;  // it has submitted operations, and may submit others
     std::vector<std::int64_t> expected_;
-    std::vector<std::int64_t> held_;       // the threads that cannot continue before it does
-    hp_handle waits_for_ = 0;              // the operation of its last wait
-    hp_handle expected_for_ = 0;           // the operation in whose wait it has set expected_
-    std::atomic<double> state_{kOutside};  // 0 or more: when a slice after that ended
+    std::vector<std::int64_t> held_;  // the threads that cannot continue before it does
+    hp_handle waits_for_ = 0;         // the operation of its last wait
+    hp_handle expected_for_ = 0;      // the operation in whose wait it has set expected_
+    std::atomic<Phase> phase_{Phase::kOutside};
+    std::atomic<SteadyTime> slice_ended_{kLongAgo};
     // Waits outside of the core: as the thread itself has said, and as others have seen.
-    double said_at_ = kLongAgo;
+    SteadyTime said_at_ = kLongAgo;
     SleepingThread sleep_;
     // Polls, each within kBetweenWaits after the one before.
-    double polls_since_ = 0, polled_at_ = kLongAgo;
+    SteadyTime polls_since_, polled_at_ = kLongAgo;
     std::int64_t polls_ = 0, cpu_time_before_ = 0;
   };
 
@@ -90,7 +90,7 @@ class CallerThreads {
   void note_submission() {
     Thread& thread = current();
     thread.submits_ = true;
-    thread.said_at_ = thread.polled_at_ = Thread::kLongAgo;
+    thread.said_at_ = thread.polled_at_ = kLongAgo;
   }
   // While the calling thread waits, these threads, by their ids in the kernel, may submit although
   // they have not done so yet. The list replaces the former one of this thread.
@@ -102,15 +102,15 @@ class CallerThreads {
   // These threads cannot continue before the calling thread, which waits, does.
   void hold(std::vector<std::int64_t> ids) { current().held_ = std::move(ids); }
   // The calling thread waits outside of the core, or it has seen that another one does.
-  void note_wait(double now) { current().said_at_ = now; }
-  void note_wait(pid_t id, const SleepingThread::Look& look, double now);
+  void note_wait(SteadyTime now) { current().said_at_ = now; }
+  void note_wait(pid_t id, const SleepingThread::Look& look, SteadyTime now);
 
-  // `least`: seconds for which a thread must have waited outside of the core to count as blocked.
-  std::vector<State> states(double now, double least) const;
+  // `least`: how long a thread must have waited outside of the core to count as blocked.
+  std::vector<State> states(SteadyTime now, Seconds least) const;
   // The number of threads that may submit operations, run and are not blocked in a wait. A thread
   // is blocked if it is according to one of the lists.
   static int busy(std::span<const std::vector<State>> lists);
-  int busy(double now, double least = 0) const {
+  int busy(SteadyTime now, Seconds least = {}) const {
     const std::vector<State> list = states(now, least);
     return busy({&list, 1});
   }

@@ -72,7 +72,7 @@ Status HandleTable::poll(hp_handle handle) {
   const Status status = status_of(*operation);
   // Who polls a send or recv may be a server that waits for others than its ranks.
   if (status.code == HP_IN_PROGRESS && !is_point_to_point(operation->signature.op)) {
-    const double now = steady_now();
+    const SteadyTime now = steady_now();
     if (threads_.current().note_poll(now)) operation->waiting.noted_at = now;
   }
   return status;
@@ -100,13 +100,13 @@ void HandleTable::release_buffers() {
   for (const auto& [handle, operation] : operations_) operation->buffer.reset();
 }
 
-bool HandleTable::waited_for(const Operation& operation, double now) const {
+bool HandleTable::waited_for(const Operation& operation, SteadyTime now) const {
   std::lock_guard lock(mutex_);
   const auto& waiting = operation.waiting;
   return waiting.waiters > 0 || now - waiting.left_wait_at < CallerThreads::kBetweenWaits;
 }
 
-bool HandleTable::awaited(const Operation& operation, double now) const {
+bool HandleTable::awaited(const Operation& operation, SteadyTime now) const {
   if (waited_for(operation, now)) return true;
   std::lock_guard lock(mutex_);
   return now - operation.waiting.noted_at < CallerThreads::kBetweenWaits;
@@ -123,7 +123,7 @@ void HandleTable::hold_threads(std::vector<std::int64_t> ids) {
 }
 
 void HandleTable::note_wait(hp_handle handle, std::span<const std::int64_t> ids) {
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   const std::int64_t caller = ::syscall(SYS_gettid);
   std::vector<std::pair<pid_t, SleepingThread::Look>> others;
   for (const std::int64_t id : ids) {
@@ -138,12 +138,12 @@ void HandleTable::note_wait(hp_handle handle, std::span<const std::int64_t> ids)
   for (const auto& [thread, look] : others) threads_.note_wait(thread, look, now);
 }
 
-int HandleTable::busy_threads(double now, double least) const {
+int HandleTable::busy_threads(SteadyTime now, Seconds least) const {
   std::lock_guard lock(mutex_);
   return threads_.busy(now, least);
 }
 
-std::vector<CallerThreads::State> HandleTable::threads(double now, double least) const {
+std::vector<CallerThreads::State> HandleTable::threads(SteadyTime now, Seconds least) const {
   std::lock_guard lock(mutex_);
   return threads_.states(now, least);
 }
@@ -162,13 +162,13 @@ void HandleTable::rename(Operation& operation, std::string name) {
   operation.name = std::move(name);
 }
 
-HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, double timeout) : table_(table) {
+HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, Seconds timeout) : table_(table) {
   std::lock_guard lock(table_.mutex_);
   operation_ = table_.find(handle);
   ++operation_->waiting.waiters;
-  again_ = operation_->waiting.left_wait_at > 0;
+  again_ = operation_->waiting.left_wait_at > kLongAgo;
   thread_ = &table_.threads_.current();
-  const bool is_slice = timeout >= 0 && timeout < CallerThreads::kBetweenWaits;
+  const bool is_slice = timeout < CallerThreads::kBetweenWaits;
   thread_->begin_wait(handle, is_slice);
 }
 
@@ -178,24 +178,24 @@ HandleTable::Wait::~Wait() {
     thread_->end_wait();
     return;
   }
-  const double now = steady_now();
+  const SteadyTime now = steady_now();
   thread_->end_slice(now);
   std::lock_guard lock(table_.mutex_);
   --operation_->waiting.waiters;
   operation_->waiting.left_wait_at = now;
 }
 
-void HandleTable::Wait::sleep(double seconds) {
+void HandleTable::Wait::sleep(Seconds timeout) {
   std::unique_lock lock(table_.mutex_);
   auto& waiting = operation_->waiting;
   const auto ended = [&] { return operation_->done.load(); };
   if (ended()) return;
   ++waiting.sleepers;
   ++table_.sleepers_;
-  if (seconds < 0) {
+  if (timeout == kForever) {
     waiting.ended.wait(lock, ended);
   } else {
-    waiting.ended.wait_for(lock, std::chrono::duration<double>(seconds), ended);
+    waiting.ended.wait_for(lock, timeout, ended);
   }
   --waiting.sleepers;
   --table_.sleepers_;

@@ -41,9 +41,9 @@ class HandleTable {
   // A wait for one operation. The thread counts as blocked on it from construction to destruction.
   class Wait {
    public:
-    // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle. `timeout`: for how many seconds the
+    // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle. `timeout`: for how long the
     // caller is going to wait; a short wait may be one slice of a longer one. Negative: no limit.
-    Wait(HandleTable& table, hp_handle handle, double timeout = -1);
+    Wait(HandleTable& table, hp_handle handle, Seconds timeout = kForever);
     ~Wait();
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
@@ -51,8 +51,8 @@ class HandleTable {
     bool done() const { return operation_->done.load(std::memory_order_acquire); }
     // Whether the caller has waited for this operation before.
     bool again() const { return again_; }
-    // Sleeps until it is done, for at most `seconds` (negative: no limit).
-    void sleep(double seconds);
+    // Sleeps until it is done, until the timeout at the latest.
+    void sleep(Seconds timeout);
     Status status() const;
 
    private:
@@ -64,23 +64,23 @@ class HandleTable {
 
   // Whether a thread is blocked on this operation, or was a moment ago: callers that handle signals
   // wait in slices.
-  bool waited_for(const Operation& operation, double now) const;
+  bool waited_for(const Operation& operation, SteadyTime now) const;
   // The same, or a thread waits for it outside of the core: for a future, or by polling it.
-  bool awaited(const Operation& operation, double now) const;
+  bool awaited(const Operation& operation, SteadyTime now) const;
   // See hp_expect_threads, hp_hold_threads and hp_note_wait.
   void expect_threads(std::vector<std::int64_t> ids);
   void hold_threads(std::vector<std::int64_t> ids);
   void note_wait(hp_handle handle, std::span<const std::int64_t> ids);
   // The number of threads that may submit operations, since they do not wait; see CallerThreads.
-  int busy_threads(double now, double least = 0) const;
+  int busy_threads(SteadyTime now, Seconds least = {}) const;
   // What is known of the threads; see CallerThreads.
-  std::vector<CallerThreads::State> threads(double now, double least) const;
+  std::vector<CallerThreads::State> threads(SteadyTime now, Seconds least) const;
   // The operations that have not ended, with their names, which rename() may change.
   std::vector<std::pair<OperationPtr, std::string>> pending() const;
   // Gives an operation another name. Only the thread that runs the loop reads it without a lock.
   void rename(Operation& operation, std::string name);
   // When an operation was submitted or ended for the last time; 0: never.
-  double last_event() const { return last_event_.load(std::memory_order_relaxed); }
+  SteadyTime last_event() const { return last_event_.load(std::memory_order_relaxed); }
   // Whether a thread sleeps in a Wait.
   bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
 
@@ -95,7 +95,7 @@ class HandleTable {
   CallerThreads threads_;
   mutable std::atomic<std::uint64_t> result_observations_{0};
   std::atomic<int> sleepers_{0};
-  std::atomic<double> last_event_{0};
+  std::atomic<SteadyTime> last_event_{};
 };
 
 }  // namespace horoplug

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/running_clock.h"
 #include "base/status.h"
 #include "controller/state/members.h"
 #include "controller/state/signature.h"
@@ -48,10 +49,10 @@ struct Operation {
   std::vector<TensorArgument> tensors;
   std::vector<std::int64_t> splits;  // alltoall, scatter on its root: rows for each rank
   std::int32_t tag = 0;              // send, recv
-  double submitted_at = 0;
+  SteadyTime submitted_at;
   // When the engine has taken it from the queue: the begin of its time limits. Nothing can be said
   // of the peers before that, and the queue may hold an operation for which nobody waits.
-  double pending_since = 0;
+  RunningTime pending_since;
   std::uint64_t dependency_epoch = 0;  // see DependencyQuery
   bool counts_caller = false;          // its thread may submit other operations: see CallerThreads
   // This rank has joined and has not submitted the operation: it takes part with the identity
@@ -89,10 +90,10 @@ struct Operation {
   // Under the lock of the handle table.
   struct Waiting {
     bool released = false;
-    int waiters = 0;             // threads that are blocked on it
-    int sleepers = 0;            // those of them that sleep on the condition variable
-    double left_wait_at = -1e9;  // callers often wait again after a timeout
-    double noted_at = -1e9;      // when a thread was seen to wait for it outside of the core
+    int waiters = 0;                     // threads that are blocked on it
+    int sleepers = 0;                    // those of them that sleep on the condition variable
+    SteadyTime left_wait_at = kLongAgo;  // callers often wait again after a timeout
+    SteadyTime noted_at = kLongAgo;  // when a thread was seen to wait for it outside of the core
     std::condition_variable ended;
     hp_done done = nullptr;  // to be called when it has ended
     void* done_context = nullptr;

@@ -54,20 +54,20 @@ SleepingThread::Look SleepingThread::look_at(pid_t thread) {
   return {cpu_time >= 0 && sleeps_for_a_thread(thread), cpu_time, cpu_time_of_process()};
 }
 
-void SleepingThread::note(const Look& look, double now) {
+void SleepingThread::note(const Look& look, SteadyTime now) {
   noted_at_ = now;
   if (!look.sleeps) {
-    since_ = std::numeric_limits<double>::infinity();
+    since_ = kNever;
   } else if (since_ > now || look.cpu_time != first_.cpu_time) {
     since_ = now;
     first_ = look;
   }
 }
 
-bool SleepingThread::has_slept(double now, double least, double most_age) const {
+bool SleepingThread::has_slept(SteadyTime now, Seconds least, Seconds most_age) const {
   if (now - noted_at_ >= most_age || noted_at_ - since_ < least) return false;
-  const auto used = static_cast<double>(cpu_time_of_process() - first_.process_cpu_time);
-  return used * 1e-9 < kMostUse * (now - since_);
+  const std::chrono::nanoseconds used(cpu_time_of_process() - first_.process_cpu_time);
+  return used < kMostUse * (now - since_);
 }
 
 }  // namespace horoplug

@@ -5,7 +5,8 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <limits>
+
+#include "base/time.h"
 
 namespace horoplug {
 
@@ -25,15 +26,15 @@ class SleepingThread {
   static Look look_at(pid_t thread);
 
   // Looks follow each other as long as the caller believes that the thread waits.
-  void note(const Look& look, double now);
-  // Whether the last look is less than `most_age` seconds old, and the thread has not run at all in
-  // the `least` seconds before it, in which the process computed practically nothing: no other
+  void note(const Look& look, SteadyTime now);
+  // Whether the last look is younger than `most_age`, and the thread has not run at all in
+  // the time `least` before it, in which the process computed practically nothing: no other
   // thread was at work that could wake it up.
-  bool has_slept(double now, double least, double most_age) const;
+  bool has_slept(SteadyTime now, Seconds least, Seconds most_age) const;
 
  private:
-  double noted_at_ = -std::numeric_limits<double>::infinity();
-  double since_ = std::numeric_limits<double>::infinity();
+  SteadyTime noted_at_ = kLongAgo;
+  SteadyTime since_ = kNever;
   Look first_;
 };
 

@@ -239,6 +239,7 @@ OperationPtr make_absent(const std::string& name, const Signature& signature,
   operation->members = members;
   operation->name = name;
   operation->absent = true;
+  operation->submitted_at = steady_now();
   operation->signature = signature;
   const OperationInfo& info = operation_info(signature.op);
   for (Shape& shape : operation->signature.shapes) {

@@ -60,9 +60,9 @@ Status SubmissionQueue::end() const {
   return end_;
 }
 
-double SubmissionQueue::active_seconds() const {
+Seconds SubmissionQueue::active_time() const {
   std::lock_guard lock(mutex_);
-  return active_seconds_ + (in_flight_.empty() ? 0 : steady_now() - active_since_);
+  return active_time_ + (in_flight_.empty() ? Seconds::zero() : steady_now() - active_since_);
 }
 
 std::string SubmissionQueue::next_name(const Operation& operation) {
@@ -182,7 +182,7 @@ void SubmissionQueue::forget(std::span<const OperationPtr> operations) {
     // Ranks that joined early have counted fewer operations.
     restart_numbering_locked(number);
   }
-  if (were_in_flight && in_flight_.empty()) active_seconds_ += steady_now() - active_since_;
+  if (were_in_flight && in_flight_.empty()) active_time_ += steady_now() - active_since_;
 }
 
 void SubmissionQueue::begin_again(std::uint32_t set, std::vector<OperationPtr> later) {

@@ -47,8 +47,8 @@ class SubmissionQueue {
   // Why nothing is admitted any more; HP_OK: operations are admitted.
   Status end() const;
 
-  // For how many seconds operations have been in flight so far, at least one at any time.
-  double active_seconds() const;
+  // For how long operations have been in flight so far, at least one at any time.
+  Seconds active_time() const;
 
   // Whether the loop has to wake up for a request.
   bool requests_waiting() const { return requests_waiting_.load(); }
@@ -113,8 +113,8 @@ class SubmissionQueue {
   Status end_of_collectives_;
   std::vector<OperationPtr> queue_;
   std::unordered_set<std::string> in_flight_;  // Operation::key()
-  double active_since_ = 0;                    // when the first of them was submitted
-  double active_seconds_ = 0;                  // before that
+  SteadyTime active_since_;                    // when the first of them was submitted
+  Seconds active_time_{};                      // before that
   // The number of operations without a name so far, by process set and kind.
   std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
   std::uint64_t observations_seen_ = 0;

@@ -9,13 +9,13 @@
 namespace horoplug {
 
 struct Limit {
-  double seconds;
+  Seconds time;
   const char* set_by;  // for messages: "X sets this limit"
 };
 
 // How long an operation may be pending.
 inline Limit operation_limit(const EngineOptions& options) {
-  return {std::min(or_never(options.stall_shutdown_time), or_never(options.operation_timeout)),
+  return {std::min(options.stall_shutdown_time.get(), options.operation_timeout.get()),
           "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set the "
           "limit"};
 }
@@ -24,8 +24,8 @@ inline Limit operation_limit(const EngineOptions& options) {
 // longer for that reason than for others.
 inline Limit progress_limit(const EngineOptions& options) {
   const Limit operation = operation_limit(options);
-  const double data = or_never(options.data_timeout);
-  if (operation.seconds <= data) return operation;
+  const Seconds data = options.data_timeout.get();
+  if (operation.time <= data) return operation;
   return {data, "HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit"};
 }
 

@@ -1,7 +1,6 @@
 #include "engine/watchdog/peer_wakeups.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "controller/messages/messages.h"
 
@@ -9,20 +8,20 @@ namespace horoplug {
 namespace {
 
 // Whether peers are to be woken for something that has stood still since `since`.
-bool is_due(double now, double since, double last_sent) {
-  constexpr double kFirst = 0.01;
-  constexpr double kMostApart = 1.0;
-  const double last = last_sent - since;  // negative: not in this wait
-  return now - since >= (last < 0 ? kFirst : std::fmin(2 * last, last + kMostApart));
+bool is_due(RunningTime now, RunningTime since, RunningTime last_sent) {
+  constexpr Seconds kFirst{0.01};
+  constexpr Seconds kMostApart{1};
+  const Seconds last = last_sent - since;  // negative: not in this wait
+  return now - since >= (last < Seconds::zero() ? kFirst : std::min(2 * last, last + kMostApart));
 }
 
 }  // namespace
 
 // Each set has intervals of its own: it may stand still while another one makes progress.
-void PeerWakeUps::send_if_due(double now) {
+void PeerWakeUps::send_if_due(RunningTime now) {
   if (!polling_.needed()) return;
   for (ProcessSet& set : registry_.sets()) {
-    double& last_sent = last_sent_[set.number()];
+    RunningTime& last_sent = last_sent_[set.number()];
     if (!is_due(now, set.last_progress(), last_sent)) continue;
     last_sent = now;
     wake_up(set.executor().blame());

@@ -28,7 +28,7 @@ class PeerWakeUps {
         polling_(polling),
         rank_(rank) {}
 
-  void send_if_due(double now);
+  void send_if_due(RunningTime now);
 
  private:
   void wake_up(const std::vector<int>& ranks);
@@ -38,9 +38,9 @@ class PeerWakeUps {
   const PointToPoint& point_to_point_;
   const Polling& polling_;
   const int rank_;
-  std::map<std::uint32_t, double> last_sent_;  // for batches, by process set
-  double last_sent_to_peers_ = 0;              // for sends and recvs
-  std::size_t next_ = 0;                       // wake-ups so far; peers take turns if they are many
+  std::map<std::uint32_t, RunningTime> last_sent_;  // for batches, by process set
+  RunningTime last_sent_to_peers_;                  // for sends and recvs
+  std::size_t next_ = 0;  // wake-ups so far; peers take turns if they are many
 };
 
 }  // namespace horoplug

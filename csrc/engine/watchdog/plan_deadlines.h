@@ -15,9 +15,9 @@ class PlanDeadlines {
                 const HandleTable& handles, const SubmissionQueue& submissions)
       : options_(options), registry_(registry), handles_(handles), submissions_(submissions) {}
 
-  void check(double now);
-  // How long the plan of a set may stand still after the last event; kNever if it does not.
-  double patience(const ProcessSet& set, double now) const;
+  void check(RunningTime now);
+  // How long the plan of a set may stand still after the last event; kForever if it does not.
+  Seconds patience(const ProcessSet& set, SteadyTime now) const;
 
  private:
   const EngineOptions& options_;

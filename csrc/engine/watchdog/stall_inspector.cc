@@ -1,7 +1,6 @@
 #include "engine/watchdog/stall_inspector.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,12 @@ namespace {
 
 std::string gave_up(const Limit& limit) {
   return std::string("; giving up (") + limit.set_by + ")";
+}
+
+// The clock may have been read before.
+template <typename Time>
+Seconds age(Time since, Time now) {
+  return std::max(Seconds::zero(), now - since);
 }
 
 // A send or recv with the other end. Every rank in the set may help a recv from any rank. Its name
@@ -32,15 +37,17 @@ std::string name_of_transfer(const Operation& operation, int rank) {
 StallInspector::StallInspector(const EngineConfig& config, Mesh& mesh,
                                const ProcessSetRegistry& registry,
                                const PointToPoint& point_to_point, const HandleTable& handles,
-                               Liveness& liveness, const Peers& peers, const Activity& activity)
+                               Suspicion& suspicion, const Peers& peers, const Activity& activity,
+                               RunningClock& clock)
     : config_(config),
       mesh_(mesh),
       registry_(registry),
       point_to_point_(point_to_point),
       handles_(handles),
-      liveness_(liveness),
+      suspicion_(suspicion),
       peers_(peers),
       activity_(activity),
+      clock_(clock),
       position_(position_in_job(config)),
       inspection_(position_) {}
 
@@ -74,68 +81,81 @@ std::shared_ptr<AttachedGroup> StallInspector::own_group() {
   return own_group_;
 }
 
-double StallInspector::interval() const {
-  const double first = std::fmin(std::fmin(or_never(config_.options.deadlock_time),
-                                           or_never(config_.options.stall_check_time)),
-                                 progress_limit(config_.options).seconds);
-  return std::clamp(first / 2, 0.05, 30.0);
+Seconds StallInspector::interval() const {
+  const Seconds first =
+      std::min({config_.options.deadlock_time.get(), config_.options.stall_check_time.get(),
+                progress_limit(config_.options).time});
+  return std::clamp(first / 2, Seconds(0.05), Seconds(30));
+}
+
+// How long a rank in a deadlock has been quiet at least.
+Seconds StallInspector::quiet_time() const {
+  const Seconds deadlock = config_.options.deadlock_time.get();
+  return deadlock < kForever ? deadlock : Seconds::zero();
 }
 
 // A join waits for as long as the other ranks have data, which is no stall: it counts from the last
 // sign that they have.
-double StallInspector::waiting_since(const ProcessSet& set, const Operation& operation) {
+RunningTime StallInspector::waiting_since(const ProcessSet& set, const Operation& operation) {
   return operation.signature.op == OpKind::kJoin
-             ? std::fmax(operation.pending_since, set.last_event())
+             ? std::max(operation.pending_since, set.last_event())
              : operation.pending_since;
 }
 
-double StallInspector::oldest_wait(double now) const {
-  double oldest = kNever;
+// Since when the operation has been pending that has been for longest.
+std::optional<RunningTime> StallInspector::oldest_wait() const {
+  std::optional<RunningTime> oldest;
+  const auto note = [&](RunningTime since) { oldest = std::min(oldest.value_or(since), since); };
   for (const ProcessSet& set : registry_.sets()) {
     for (const auto& [name, operation] : set.pending()) {
       if (operation->handle == 0) continue;  // nobody waits for it
-      oldest = std::fmin(oldest, waiting_since(set, *operation));
+      note(waiting_since(set, *operation));
     }
   }
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
-    oldest = std::fmin(oldest, operation->pending_since);
+    note(operation->pending_since);
   }
-  return std::isinf(oldest) ? 0 : now - oldest;
+  return oldest;
 }
 
-void StallInspector::check(double now) {
+void StallInspector::check(RunningTime now) {
   if (peers_.any_departed()) return check_without_inspection(now);
-  const double wait = oldest_wait(now);
+  const RunningTime oldest = oldest_wait().value_or(now);
+  const Seconds wait = now - oldest;
   if (wait >= interval()) {
-    request_since(now - wait);
+    request_since(oldest);
     if (const auto own = own_group()) own->ask();
   }
   for (const auto& group : groups()) requested_for_groups_ |= group->take_request();
-  const double since = std::fmin(std::exchange(requested_since_, kNever), now);
+  const RunningTime since =
+      std::min(std::exchange(requested_since_, std::nullopt).value_or(now), now);
   // An operation that becomes overdue between two inspections does not wait for the second one.
-  const double overdue_at = since + overdue_time();
+  const RunningTime overdue_at = since + overdue_time();
   const bool is_overdue = now >= overdue_at && next_at_ - interval() < overdue_at;
   if ((requested_ || requested_for_groups_) && (now >= next_at_ || is_overdue)) {
     begin(since, now);
   } else if (now >= next_at_ + interval()) {
-    asked_parent_at_ = 0;  // nobody waits any more
+    asked_parent_at_.reset();  // nobody waits any more
   }
   check_parent(now);
   check_answers(now);
   // The root judges for all ranks. This is for the case that it does not.
-  if (wait >= overdue_time() + 2 * interval() + 5) {
+  if (wait >= overdue_time() + 2 * interval() + Seconds(5)) {
     throw Error(HP_TIMEOUT, "an operation has been waiting for " + describe_seconds(wait) +
                                 " and rank 0 does not say for whom");
   }
 }
 
-void StallInspector::begin(double since, double now) {
+void StallInspector::begin(RunningTime since, RunningTime now) {
   const bool for_groups = !std::exchange(requested_, false);
   requested_for_groups_ = false;
   next_at_ = now + interval();
   if (!position_.is_root()) {
     mesh_.send_control(position_.parent, encode(InspectionRequest{now - since, for_groups}));
-    if (!for_groups && asked_parent_at_ == 0) asked_parent_at_ = silence_begins(since, now);
+    // If the wait has begun since, the parent was asked about an earlier one.
+    if (!for_groups && (!asked_parent_at_ || *asked_parent_at_ < since)) {
+      asked_parent_at_ = silence_begins(since, now);
+    }
     return;
   }
   // One that other groups have begun may last, because a rank is stopped that they do not need.
@@ -143,42 +163,44 @@ void StallInspector::begin(double since, double now) {
     begun_at_ = silence_begins(since, now);
     is_for_groups_ = for_groups;
   }
-  inspection_.begin(std::fmax(0, config_.options.deadlock_time));
+  inspection_.begin(quiet_time());
 }
 
 // Since when ranks that do not answer count as silent: from the begin of the wait on, before which
 // nobody asked them anything, or from now on if they have answered during the wait.
-double StallInspector::silence_begins(double since, double now) const {
+RunningTime StallInspector::silence_begins(RunningTime since, RunningTime now) const {
   if (since <= heard_at_) return now;
   // The first question follows an interval after that, or a little later. An answer has time.
-  return std::fmax(since, now - 1.5 * interval());
+  return std::max(since, now - 1.5 * interval());
 }
 
 void StallInspector::run() {
   if (const auto own = own_group()) {
     for (const CallOff& call_off : own->take_call_offs()) obey(call_off);
   }
-  while (inspection_.wants_answer()) inspection_.answer(report_of_this_rank(steady_now()));
+  while (inspection_.wants_answer()) inspection_.answer(report_of_this_rank());
   for (auto& message : inspection_.take_outgoing()) {
     mesh_.send_control(message.to, std::move(message.message));
   }
   if (auto result = inspection_.take_result()) {
-    begun_at_ = 0;
-    heard_at_ = steady_now();
-    judge(*result, steady_now());
+    begun_at_.reset();
+    heard_at_ = clock_.now();
+    judge(*result, heard_at_);
   }
 }
 
-RankReport StallInspector::report_of_this_rank(double now) {
+RankReport StallInspector::report_of_this_rank() {
+  const SteadyTime steady = steady_now();
+  const RunningTime now = clock_.now();
   RankReport report;
   report.rank = config_.rank;
-  report.quiet = std::fmax(0, now - activity_.last_event);
+  report.quiet = age(activity_.last_event, steady);
   // A thread that waits in any of the groups is blocked, since the operations of all are reported.
-  const double least = std::fmax(0, config_.options.deadlock_time) / 2;
-  std::vector<std::vector<CallerThreads::State>> threads{handles_.threads(now, least)};
+  const Seconds least = quiet_time() / 2;
+  std::vector<std::vector<CallerThreads::State>> threads{handles_.threads(steady, least)};
   for (const auto& group : groups()) {
-    threads.push_back(group->handles->threads(now, least));
-    add_group(*group, now, report);
+    threads.push_back(group->handles->threads(steady, least));
+    add_group(*group, steady, report);
   }
   report.busy_threads = static_cast<std::uint32_t>(CallerThreads::busy(threads));
   for (const ProcessSet& set : registry_.sets()) {
@@ -186,17 +208,17 @@ RankReport StallInspector::report_of_this_rank(double now) {
     for (const auto& [name, operation] : set.pending()) {
       if (operation->handle == 0) continue;
       operation->reported = true;
-      report.pending.push_back(
-          {set.number(), name, std::fmax(0, now - waiting_since(set, *operation)),
-           handles_.awaited(*operation, now), operation->signature.op == OpKind::kJoin, -1});
+      report.pending.push_back({set.number(), name, age(waiting_since(set, *operation), now),
+                                handles_.awaited(*operation, steady),
+                                operation->signature.op == OpKind::kJoin, -1});
     }
   }
   report.executing |= !point_to_point_.idle();
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
     report.pending.push_back({.set = operation->members->set,
                               .name = name_of_transfer(*operation, config_.rank),
-                              .age = std::fmax(0, now - operation->pending_since),
-                              .waited = handles_.awaited(*operation, now),
+                              .age = age(operation->pending_since, now),
+                              .waited = handles_.awaited(*operation, steady),
                               .peer = operation->signature.root});
   }
   return report;
@@ -205,7 +227,8 @@ RankReport StallInspector::report_of_this_rank(double now) {
 // The operations that this rank has submitted to a group. Their states may be newer than those of
 // the threads, which were asked first: a thread that has begun to wait since then is counted as one
 // that may submit.
-void StallInspector::add_group(const AttachedGroup& group, double now, RankReport& report) const {
+void StallInspector::add_group(const AttachedGroup& group, SteadyTime now,
+                               RankReport& report) const {
   const auto here = [&](int rank) { return group.ranks.at(static_cast<std::size_t>(rank)); };
   for (const auto& [operation, name] : group.handles->pending()) {
     const OpKind kind = operation->signature.op;
@@ -215,7 +238,7 @@ void StallInspector::add_group(const AttachedGroup& group, double now, RankRepor
     operation->reported = true;
     RankReport::Pending pending{.set = operation->members->set,
                                 .name = name,
-                                .age = std::fmax(0, now - operation->submitted_at),
+                                .age = age(operation->submitted_at, now),
                                 .waited = group.handles->awaited(*operation, now),
                                 .group = group.name};
     for (const int rank : operation->members->ranks) pending.members.push_back(here(rank));
@@ -229,17 +252,16 @@ void StallInspector::add_group(const AttachedGroup& group, double now, RankRepor
     report.pending.push_back(std::move(pending));
   }
   // Afterwards: whatever has ended meanwhile, and is not reported, is an event.
-  report.quiet = std::fmin(report.quiet, std::fmax(0, now - group.handles->last_event()));
+  report.quiet = std::min(report.quiet, age(group.handles->last_event(), now));
 }
 
-void StallInspector::judge(const Report& report, double now) {
-  const double overdue = overdue_time();
+void StallInspector::judge(const Report& report, RunningTime now) {
   const auto members = registry_.ranks_by_set();
   const Diagnosis diagnosis =
       diagnose(report, {.members = members,
-                        .stall_time = config_.options.stall_check_time,
-                        .finds_deadlocks = config_.options.deadlock_time >= 0,
-                        .overdue_time = std::isinf(overdue) ? -1 : overdue});
+                        .stall_time = config_.options.stall_check_time.get(),
+                        .finds_deadlocks = config_.options.deadlock_time.get() < kForever,
+                        .overdue_time = overdue_time()});
   if (diagnosis.overdue) {
     throw Error(HP_TIMEOUT, *diagnosis.overdue + gave_up(operation_limit(config_.options)));
   }
@@ -249,8 +271,9 @@ void StallInspector::judge(const Report& report, double now) {
 }
 
 // Once, also if warnings of stalls are disabled, and again after each check time.
-void StallInspector::warn_of_deadlock(const std::string& text, double now) {
-  if (now - last_deadlock_warning_ < or_never(config_.options.stall_check_time)) return;
+void StallInspector::warn_of_deadlock(const std::string& text, RunningTime now) {
+  const Seconds check = config_.options.stall_check_time.get();
+  if (last_deadlock_warning_ && now - *last_deadlock_warning_ < check) return;
   last_deadlock_warning_ = now;
   config_.log(LogLevel::kWarning, text);
 }
@@ -309,13 +332,13 @@ bool StallInspector::is_pending(const OperationKey& key) const {
 }
 
 // One line for each operation that stalls, repeated once per check time.
-void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double now) {
-  std::map<std::pair<std::uint32_t, std::string>, double> warned;
+void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, RunningTime now) {
+  const Seconds check = config_.options.stall_check_time.get();
+  std::map<std::pair<std::uint32_t, std::string>, RunningTime> warned;
   for (const auto& stall : stalls) {
     const auto key = std::make_pair(stall.set, stall.name);
     const auto last = warned_.find(key);
-    const bool due =
-        last == warned_.end() || now - last->second >= config_.options.stall_check_time;
+    const bool due = last == warned_.end() || now - last->second >= check;
     warned[key] = due ? now : last->second;
     if (due) config_.log(LogLevel::kWarning, "stalled: " + stall.text);
   }
@@ -324,24 +347,22 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, double
 
 // Ranks that have left do not report. What can still wait are sends and recvs, each for its peer:
 // it may take any time to submit its part, up to the limit of an operation, but has to answer.
-void StallInspector::check_without_inspection(double now) {
+void StallInspector::check_without_inspection(RunningTime now) {
   const Limit progress = progress_limit(config_.options);
-  const double limit = progress.seconds;
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
     std::vector<int> ranks{operation->signature.root};
     if (ranks.front() == PointToPointMatcher::kAnyRank) ranks = operation->members->ranks;
     std::erase_if(ranks,
                   [&](int rank) { return rank == config_.rank || peers_.has_departed(rank); });
-    const double wait = now - operation->pending_since;
+    const Seconds wait = now - operation->pending_since;
     const auto give_up = [&](const std::string& blamed, const Limit& passed) {
       throw Error(HP_TIMEOUT, name_of_transfer(*operation, config_.rank) +
                                   " has been waiting for " + blamed + " for " +
                                   describe_seconds(wait) + " (submitted by rank " +
                                   std::to_string(config_.rank) + ")" + gave_up(passed));
     };
-    if (wait >= limit / 2) liveness_.ask(ranks, now, limit / 4);
-    const std::string silent = liveness_.describe_silent(ranks, now, limit / 4);
-    if (wait >= limit && !silent.empty()) give_up(silent, progress);
+    const auto finding = suspicion_.examine(ranks, wait, progress.time, now);
+    if (finding.is_late && !finding.silent.empty()) give_up(finding.describe_silent(), progress);
     if (wait >= overdue_time()) {
       give_up(describe_ranks(ranks), operation_limit(config_.options));
     }
@@ -350,31 +371,29 @@ void StallInspector::check_without_inspection(double now) {
 
 // Its parent forwards an inspection at once, unless its process is stopped or waits for its own
 // parent, which it then checks likewise.
-void StallInspector::check_parent(double now) {
-  if (asked_parent_at_ == 0) return;
+void StallInspector::check_parent(RunningTime now) {
+  if (!asked_parent_at_) return;
   const Limit progress = progress_limit(config_.options);
-  const double limit = progress.seconds;
-  const double silence = now - asked_parent_at_;
-  const std::vector<int> parent{position_.parent};
-  if (silence >= limit / 2) liveness_.ask(parent, now, limit / 4);
-  if (silence < limit) return;
-  const std::string silent = liveness_.describe_silent(parent, now, limit / 4);
-  if (silent.empty()) return;
-  throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(limit) +
-                              ", waiting for " + silent + gave_up(progress));
+  const auto finding =
+      suspicion_.examine({position_.parent}, now - *asked_parent_at_, progress.time, now);
+  if (finding.is_late && !finding.silent.empty()) fail_pending(finding, progress);
+}
+
+void StallInspector::fail_pending(const Suspicion::Finding& finding, const Limit& progress) {
+  throw Error(HP_TIMEOUT, "an operation has been pending for " + describe_seconds(progress.time) +
+                              ", waiting for " + finding.describe_silent() + gave_up(progress));
 }
 
 // Root: other ranks may not answer.
-void StallInspector::check_answers(double now) {
-  if (begun_at_ == 0 || !inspection_.running() || is_for_groups_) return;
-  const double silence = now - begun_at_;
+void StallInspector::check_answers(RunningTime now) {
+  if (!begun_at_ || !inspection_.running() || is_for_groups_) return;
+  const Seconds silence = now - *begun_at_;
   const Limit progress = progress_limit(config_.options);
-  const double limit = std::fmin(or_never(config_.options.stall_check_time), progress.seconds);
+  const Seconds check = config_.options.stall_check_time.get();
   const std::vector<int> ranks = inspection_.unanswered();
-  if (silence >= limit / 2) liveness_.ask(ranks, now, limit / 4);
+  const auto finding = suspicion_.examine(ranks, silence, std::min(check, progress.time), now);
   // The answers of the ranks below one that does not answer are missing, too.
-  const std::vector<int> silent = liveness_.silent(ranks, now, limit / 4);
-  const std::vector<int>& blamed = silent.empty() ? ranks : silent;
+  const std::vector<int>& blamed = finding.silent.empty() ? ranks : finding.silent;
   const std::string text = describe_ranks(blamed) + " did not answer for " +
                            describe_seconds(silence) + " while other ranks wait for an operation";
   if (silence >= overdue_time()) {
@@ -382,14 +401,8 @@ void StallInspector::check_answers(double now) {
   }
   // Ranks that answer may take any time to submit an operation. One that is stopped has the limit
   // of a transfer, like one that stops while a batch runs.
-  if (silence >= progress.seconds && !silent.empty()) {
-    throw Error(HP_TIMEOUT, "an operation has been pending for " +
-                                describe_seconds(progress.seconds) + ", waiting for " +
-                                liveness_.describe_silent(ranks, now, limit / 4) +
-                                gave_up(progress));
-  }
-  const double check = config_.options.stall_check_time;
-  if (check < 0 || silence < check || now - last_silence_warning_ < check) return;
+  if (silence >= progress.time && !finding.silent.empty()) fail_pending(finding, progress);
+  if (silence < check || (last_silence_warning_ && now - *last_silence_warning_ < check)) return;
   last_silence_warning_ = now;
   config_.log(LogLevel::kWarning, "stalled: " + text);
 }

@@ -5,17 +5,18 @@
 // rank's operations and the links. Used by the thread that runs the loop.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/lost_time.h"
+#include "base/running_clock.h"
 #include "base/time.h"
 #include "controller/messages/messages.h"
 #include "controller/stalls/stall_diagnosis.h"
@@ -28,7 +29,7 @@
 #include "engine/process_set_registry.h"
 #include "engine/watchdog/attached_group.h"
 #include "engine/watchdog/limits.h"
-#include "engine/watchdog/liveness.h"
+#include "engine/watchdog/suspicion.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -36,8 +37,9 @@ namespace horoplug {
 class StallInspector {
  public:
   StallInspector(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
-                 const PointToPoint& point_to_point, const HandleTable& handles, Liveness& liveness,
-                 const Peers& peers, const Activity& activity);
+                 const PointToPoint& point_to_point, const HandleTable& handles,
+                 Suspicion& suspicion, const Peers& peers, const Activity& activity,
+                 RunningClock& clock);
   ~StallInspector();
 
   // Any thread. From here on, the search for deadlocks takes in the operations of a group. An
@@ -47,7 +49,7 @@ class StallInspector {
 
   // Begins an inspection when one is due, and checks how long operations and answers take. Throws
   // Error(HP_TIMEOUT) if that is too long.
-  void check(double now);
+  void check(RunningTime now);
   // Answers the root, sends what there is to send and, on the root, judges a complete report.
   // Throws Error(HP_TIMEOUT) if an operation has taken too long.
   void run();
@@ -59,82 +61,80 @@ class StallInspector {
     if (request.for_groups) {
       requested_for_groups_ = true;
     } else {
-      request_since(steady_now() - request.age);
+      request_since(clock_.now() - request.age);
     }
   }
   void receive(const CallOff& call_off);
   void receive(int from, InspectionQuestion question) {
-    asked_parent_at_ = 0;
-    heard_at_ = steady_now();
+    asked_parent_at_.reset();
+    heard_at_ = clock_.now();
     inspection_.receive(from, std::move(question));
   }
   void receive(int from, Report report) { inspection_.receive(from, std::move(report)); }
 
   bool running() const { return inspection_.running(); }
-  // Seconds between two inspections while an operation waits.
-  double interval() const;
-  // Time that is not held against the peers.
-  void excuse(const LostTime& lost) {
-    if (begun_at_ > 0) lost.extend(begun_at_);
-    if (asked_parent_at_ > 0) lost.extend(asked_parent_at_);
-    lost.extend(requested_since_);
-  }
+  // The time between two inspections while an operation waits.
+  Seconds interval() const;
 
  private:
-  double overdue_time() const { return operation_limit(config_.options).seconds; }
-  double silence_begins(double since, double now) const;
-  static double waiting_since(const ProcessSet& set, const Operation& operation);
-  double oldest_wait(double now) const;
-  RankReport report_of_this_rank(double now);
+  Seconds overdue_time() const { return operation_limit(config_.options).time; }
+  Seconds quiet_time() const;
+  RunningTime silence_begins(RunningTime since, RunningTime now) const;
+  static RunningTime waiting_since(const ProcessSet& set, const Operation& operation);
+  std::optional<RunningTime> oldest_wait() const;
+  RankReport report_of_this_rank();
   // An operation has been pending since `since`.
-  void request_since(double since) {
+  void request_since(RunningTime since) {
     requested_ = true;
-    requested_since_ = std::fmin(requested_since_, since);
+    requested_since_ = std::min(requested_since_.value_or(since), since);
   }
-  void begin(double since, double now);
+  void begin(RunningTime since, RunningTime now);
   std::vector<std::shared_ptr<AttachedGroup>> groups();
   std::shared_ptr<AttachedGroup> own_group();
-  void add_group(const AttachedGroup& group, double now, RankReport& report) const;
+  void add_group(const AttachedGroup& group, SteadyTime now, RankReport& report) const;
   bool is_pending(const OperationKey& key) const;
   void fail_set(std::uint32_t set, int root, const Status& status);
   void obey(const CallOff& call_off);
-  void judge(const Report& report, double now);
+  void judge(const Report& report, RunningTime now);
   void call_off(const Diagnosis& diagnosis,
                 const std::map<std::uint32_t, std::vector<int>>& members);
-  void warn_of(const std::vector<Diagnosis::Stall>& stalls, double now);
-  void warn_of_deadlock(const std::string& text, double now);
-  void check_without_inspection(double now);
-  void check_answers(double now);
-  void check_parent(double now);
+  void warn_of(const std::vector<Diagnosis::Stall>& stalls, RunningTime now);
+  void warn_of_deadlock(const std::string& text, RunningTime now);
+  void check_without_inspection(RunningTime now);
+  void check_answers(RunningTime now);
+  void check_parent(RunningTime now);
+  [[noreturn]] static void fail_pending(const Suspicion::Finding& finding, const Limit& progress);
 
   const EngineConfig& config_;
   Mesh& mesh_;
   const ProcessSetRegistry& registry_;
   const PointToPoint& point_to_point_;
   const HandleTable& handles_;
-  Liveness& liveness_;
+  Suspicion& suspicion_;
   const Peers& peers_;
   const Activity& activity_;
+  RunningClock& clock_;
 
   const TreePosition position_;
   StallInspection inspection_;
   bool requested_ = false;
   // The begin of the longest wait for which an inspection was requested since the last check: the
   // wait may be over later.
-  double requested_since_ = kNever;
+  std::optional<RunningTime> requested_since_;
   bool requested_for_groups_ = false;
   // The inspection is for other groups only: nobody owes this one an answer.
   bool is_for_groups_ = false;
-  double next_at_ = 0;
+  RunningTime next_at_;
   // The root: all ranks have answered; other ranks: an inspection has come.
-  double heard_at_ = 0;
-  // Since when ranks owe the root an answer; 0: no inspection runs, or this rank is not the root.
-  double begun_at_ = 0;
-  // Since when the parent owes an inspection that it was asked for; 0: it owes none.
-  double asked_parent_at_ = 0;
-  double last_silence_warning_ = -1e9;
-  double last_deadlock_warning_ = -kNever;
-  std::map<std::pair<std::uint32_t, std::string>, double> warned_;  // when, by set and operation
+  RunningTime heard_at_;
+  // Since when ranks owe the root an answer, while an inspection runs.
+  std::optional<RunningTime> begun_at_;
+  // Since when the parent owes an inspection that it was asked for.
+  std::optional<RunningTime> asked_parent_at_;
+  std::optional<RunningTime> last_silence_warning_;
+  std::optional<RunningTime> last_deadlock_warning_;
+  std::map<std::pair<std::uint32_t, std::string>, RunningTime>
+      warned_;  // when, by set and operation
 
   std::mutex groups_mutex_;
   std::vector<std::shared_ptr<AttachedGroup>> groups_;

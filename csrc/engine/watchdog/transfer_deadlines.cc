@@ -11,7 +11,7 @@ std::string TransferDeadlines::limit_is_set_by() const {
   return std::string(" (") + progress_limit(config_.options).set_by + ")";
 }
 
-void TransferDeadlines::check_transfers(double now) {
+void TransferDeadlines::check_transfers(RunningTime now) {
   mesh_.take_movement(movement_);
   point_to_point_.note_progress(now, movement_.ranks);
   check_point_to_point(now);
@@ -42,39 +42,33 @@ bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
   return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), moves);
 }
 
-void TransferDeadlines::check_batch(const ProcessSet& set, double now) {
-  const double seconds = now - set.last_progress();
-  if (seconds < limit() / 2) return;
+void TransferDeadlines::check_batch(const ProcessSet& set, RunningTime now) {
+  const Seconds waited = now - set.last_progress();
+  if (!Suspicion::arises(waited, limit())) return;
   const std::vector<int> all = suspects(set);
   const std::vector<int> asked = within_reach(all, set.executor().blame());
-  liveness_.ask(asked, now, patience());
-  if (seconds < limit()) return;
-  const Batch* const running = set.executor().running();
-  // The ranks that this one waits for may wait themselves. If some ranks do not answer, those are
-  // to blame.
-  std::string blamed = liveness_.describe_silent(asked, now, patience());
+  const auto finding = suspicion_.examine(asked, waited, limit(), now);
+  if (!finding.is_late) return;
   // A rank that this one has no connection to may be to blame. Those that wait for it have one, and
   // reach the limit now.
-  if (blamed.empty() && asked.size() < all.size() && seconds < limit() + patience()) return;
-  if (blamed.empty()) {
-    blamed = describe_ranks(running != nullptr ? set.executor().blame() : all);
-  }
-  throw Error(HP_TIMEOUT, (running != nullptr ? running->describe() : set.removal()->describe()) +
-                              " has made no progress for " + describe_seconds(limit()) +
+  const bool others_may_report = finding.silent.empty() && asked.size() < all.size();
+  if (others_may_report && waited < limit() + Suspicion::patience(limit())) return;
+  const Batch* const running = set.executor().running();
+  fail(running != nullptr ? running->describe() : set.removal()->describe(),
+       finding.blame(running != nullptr ? set.executor().blame() : all));
+}
+
+void TransferDeadlines::fail(const std::string& what, const std::string& blamed) const {
+  throw Error(HP_TIMEOUT, what + " has made no progress for " + describe_seconds(limit()) +
                               ", waiting for " + blamed + limit_is_set_by());
 }
 
-void TransferDeadlines::check_point_to_point(double now) {
+void TransferDeadlines::check_point_to_point(RunningTime now) {
   const auto longest = point_to_point_.longest_standstill();
   if (!longest) return;
   const std::vector<int> peer{longest->peer};
-  const double seconds = now - longest->last_progress;
-  if (seconds >= limit() / 2) liveness_.ask(peer, now, patience());
-  if (seconds < limit()) return;
-  const std::string silent = liveness_.describe_silent(peer, now, patience());
-  throw Error(HP_TIMEOUT, longest->operation.describe() + " has made no progress for " +
-                              describe_seconds(limit()) + ", waiting for " +
-                              (silent.empty() ? describe_ranks(peer) : silent) + limit_is_set_by());
+  const auto finding = suspicion_.examine(peer, now - longest->last_progress, limit(), now);
+  if (finding.is_late) fail(longest->operation.describe(), finding.blame(peer));
 }
 
 // The ranks that may keep a set from going on.
@@ -99,15 +93,15 @@ std::vector<int> TransferDeadlines::within_reach(std::vector<int> ranks,
 }
 
 // Nothing says for which rank a GPU waits.
-void TransferDeadlines::check_gpus(double now) {
+void TransferDeadlines::check_gpus(RunningTime now) {
   for (GpuGroup* const gpu : registry_.gpus()) {
-    const double seconds = gpu->standstill(now);
-    if (seconds < limit() / 2) continue;
+    const Seconds ran = gpu->standstill(now);
+    if (!Suspicion::arises(ran, limit())) continue;
     const std::vector<int>& all = registry_.global().members()->ranks;
     const std::vector<int> asked = within_reach(all, {});
-    liveness_.ask(asked, now, patience());
-    if (seconds < limit()) continue;
-    const std::string silent = liveness_.describe_silent(asked, now, patience());
+    const auto finding = suspicion_.examine(asked, ran, limit(), now);
+    if (!finding.is_late) continue;
+    const std::string silent = finding.describe_silent();
     const std::string answer = asked.size() == all.size()
                                    ? ", though all ranks answer"
                                    : ", though all ranks answer that are connected with this one";
@@ -115,11 +109,6 @@ void TransferDeadlines::check_gpus(double now) {
                 gpu->next() + " has not ended on the GPU for " + describe_seconds(limit()) +
                     (silent.empty() ? answer : ", waiting for " + silent) + limit_is_set_by());
   }
-}
-
-void TransferDeadlines::excuse(const LostTime& lost) {
-  point_to_point_.excuse(lost);
-  for (ProcessSet& set : registry_.sets()) set.excuse(lost);
 }
 
 }  // namespace horoplug

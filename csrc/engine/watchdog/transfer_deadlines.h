@@ -17,7 +17,7 @@
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
 #include "engine/watchdog/limits.h"
-#include "engine/watchdog/liveness.h"
+#include "engine/watchdog/suspicion.h"
 #include "transport/mesh.h"
 
 namespace horoplug {
@@ -25,29 +25,25 @@ namespace horoplug {
 class TransferDeadlines {
  public:
   TransferDeadlines(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
-                    PointToPoint& point_to_point, const GpuQueue& gpu, Liveness& liveness)
+                    PointToPoint& point_to_point, const GpuQueue& gpu, Suspicion& suspicion)
       : config_(config),
         mesh_(mesh),
         registry_(registry),
         point_to_point_(point_to_point),
         gpu_(gpu),
-        liveness_(liveness) {}
+        suspicion_(suspicion) {}
 
-  // Both throw Error(HP_TIMEOUT), which names the ranks to blame, when the limit has passed. When
-  // half of it has, they begin to ask who answers.
-  void check_transfers(double now);
-  void check_gpus(double now);
-  // Time that is not held against the peers.
-  void excuse(const LostTime& lost);
-  // How long a rank may owe the answer to a ping.
-  double patience() const { return limit() / 4; }
+  // Both throw Error(HP_TIMEOUT), which names the ranks to blame, when the limit has passed.
+  void check_transfers(RunningTime now);
+  void check_gpus(RunningTime now);
 
  private:
-  double limit() const { return progress_limit(config_.options).seconds; }
+  Seconds limit() const { return progress_limit(config_.options).time; }
   std::string limit_is_set_by() const;
   bool makes_progress(const ProcessSet& set) const;
-  void check_batch(const ProcessSet& set, double now);
-  void check_point_to_point(double now);
+  void check_batch(const ProcessSet& set, RunningTime now);
+  void check_point_to_point(RunningTime now);
+  [[noreturn]] void fail(const std::string& what, const std::string& blamed) const;
   std::vector<int> suspects(const ProcessSet& set) const;
   std::vector<int> within_reach(std::vector<int> ranks, const std::vector<int>& awaited) const;
 
@@ -56,7 +52,7 @@ class TransferDeadlines {
   const ProcessSetRegistry& registry_;
   PointToPoint& point_to_point_;
   const GpuQueue& gpu_;
-  Liveness& liveness_;
+  Suspicion& suspicion_;
   Mesh::Movement movement_;  // since the last check
 };
 

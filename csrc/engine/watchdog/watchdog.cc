@@ -1,37 +1,35 @@
 #include "engine/watchdog/watchdog.h"
 
-#include <cmath>
-#include <utility>
+#include <algorithm>
+
+#include "controller/messages/messages.h"
 
 namespace horoplug {
 namespace {
 
-// Seconds; a quarter of the shortest limit if that is less.
-constexpr double kLeastLostTime = 1.0;
+// How late the loop may be without having been stopped, unless a limit is short.
+constexpr Seconds kTolerance{1};
 
 }  // namespace
 
-double Watchdog::interval() const { return std::fmin(stalls_.interval() / 4, 0.25); }
+Seconds Watchdog::interval() const { return std::min(stalls_.interval() / 4, Seconds(0.25)); }
 
-void Watchdog::watch(double now) {
-  const LostTime lost{std::exchange(last_watch_, now) + interval(), now};
-  if (lost.seconds() > std::fmin(kLeastLostTime, transfers_.patience())) excuse(lost);
+// The loop reads the clock at least as often as it watches. What is late by more than this was not
+// due to other work: the process was stopped, or starved of its processor.
+void Watchdog::begin_interval() {
+  const Seconds limit = progress_limit(config_.options).time;
+  clock_.expect_readings(interval(), std::min(kTolerance, Suspicion::patience(limit)));
+}
+
+void Watchdog::watch(RunningTime now) {
+  begin_interval();
   if (lifecycle_.starting()) return handshake_.check_deadline(now);
   transfers_.check_transfers(now);
   transfers_.check_gpus(now);
   wakeups_.send_if_due(now);
   plans_.check(now);
   stalls_.check(now);
-}
-
-// This process was stopped, or starved of its processor. It must not hold the lost time against its
-// peers. An idle engine sleeps for as long, but waits for nothing meanwhile: what it waits for next
-// begins at the end of the sleep, and so keeps its whole limit and no more.
-void Watchdog::excuse(const LostTime& lost) {
-  liveness_.excuse(lost);
-  transfers_.excuse(lost);
-  stalls_.excuse(lost);
-  if (lifecycle_.starting()) handshake_.excuse(lost);
+  for (const int rank : suspicion_.take_pings()) mesh_.send_control(rank, encode_ping());
 }
 
 }  // namespace horoplug

@@ -4,45 +4,50 @@
 
 #include "engine/handshake.h"
 #include "engine/lifecycle.h"
-#include "engine/watchdog/liveness.h"
 #include "engine/watchdog/peer_wakeups.h"
 #include "engine/watchdog/plan_deadlines.h"
 #include "engine/watchdog/stall_inspector.h"
+#include "engine/watchdog/suspicion.h"
 #include "engine/watchdog/transfer_deadlines.h"
 
 namespace horoplug {
 
 class Watchdog {
  public:
-  Watchdog(const Lifecycle& lifecycle, Handshake& handshake, TransferDeadlines& transfers,
-           StallInspector& stalls, Liveness& liveness, PeerWakeUps& wakeups, PlanDeadlines& plans,
-           double now)
-      : lifecycle_(lifecycle),
+  Watchdog(const EngineConfig& config, const Lifecycle& lifecycle, Mesh& mesh, RunningClock& clock,
+           const Handshake& handshake, TransferDeadlines& transfers, StallInspector& stalls,
+           Suspicion& suspicion, PeerWakeUps& wakeups, PlanDeadlines& plans)
+      : config_(config),
+        lifecycle_(lifecycle),
+        mesh_(mesh),
+        clock_(clock),
         handshake_(handshake),
         transfers_(transfers),
         stalls_(stalls),
-        liveness_(liveness),
+        suspicion_(suspicion),
         wakeups_(wakeups),
-        plans_(plans),
-        last_watch_(now) {}
+        plans_(plans) {
+    begin_interval();
+  }
 
-  // Throws Error(HP_TIMEOUT) if the job has to be given up. While something may be late, an
-  // interval between two calls that is much longer than interval() was lost.
-  void watch(double now);
-  // How often watch() has to be called while something may be late, in seconds.
-  double interval() const;
+  // Throws Error(HP_TIMEOUT) if the job has to be given up.
+  void watch(RunningTime now);
+  // How often watch() has to be called while something may be late.
+  Seconds interval() const;
 
  private:
-  void excuse(const LostTime& lost);
+  void begin_interval();
 
+  const EngineConfig& config_;
   const Lifecycle& lifecycle_;
-  Handshake& handshake_;
+  Mesh& mesh_;
+  RunningClock& clock_;
+  const Handshake& handshake_;
   TransferDeadlines& transfers_;
   StallInspector& stalls_;
-  Liveness& liveness_;
+  Suspicion& suspicion_;
   PeerWakeUps& wakeups_;
   PlanDeadlines& plans_;
-  double last_watch_;
 };
 
 }  // namespace horoplug

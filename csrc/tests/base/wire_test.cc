@@ -77,13 +77,17 @@ std::vector<Bytes> valid_messages() {
   Report report;
   report.question = 3;
   report.ranks = 4;
-  report.pending = {
-      {.key = {0, "a"},
-       .age = 1.5,
-       .submitted = RankRanges(std::vector<int>{1, 2, 5}),
-       .waiting = RankRanges(std::vector<int>{1})},
-      {.key = {2, "b"}, .age = 1.5, .join = true, .peer = 3, .submitted = {}, .waiting = {}},
-      {.key = {2, "b", "g"}, .submitted = {1}, .waiting = {}, .members = {0, 1}}};
+  report.pending = {{.key = {0, "a"},
+                     .age = Seconds(1.5),
+                     .submitted = RankRanges(std::vector<int>{1, 2, 5}),
+                     .waiting = RankRanges(std::vector<int>{1})},
+                    {.key = {2, "b"},
+                     .age = Seconds(1.5),
+                     .join = true,
+                     .peer = 3,
+                     .submitted = {},
+                     .waiting = {}},
+                    {.key = {2, "b", "g"}, .submitted = {1}, .waiting = {}, .members = {0, 1}}};
   report.quiet = RankRanges(std::vector<int>{1, 2});
   report.waiting_for_unnamed = RankRanges(std::vector<int>{5});
   report.joined[2] = RankRanges(std::vector<int>{1});
@@ -104,9 +108,9 @@ std::vector<Bytes> valid_messages() {
           encode(Accept{300, {0, 7}}),
           encode(MessageKind::kReject, 7, {300, HP_MISMATCH, "why"}),
           encode(MessageKind::kCancel, 7, {300, HP_DEADLOCK, "why"}),
-          encode(InspectionRequest{2.5, true}),
+          encode(InspectionRequest{Seconds(2.5), true}),
           encode(CallOff{{1, "a", "g"}, {HP_DEADLOCK, "why"}}),
-          encode(InspectionQuestion{9, 2.5, true, {{0, "a"}, {2, "b"}}}),
+          encode(InspectionQuestion{9, Seconds(2.5), true, {{0, "a"}, {2, "b"}}}),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),
           encode_bye(),

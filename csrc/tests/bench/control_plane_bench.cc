@@ -264,18 +264,21 @@ int run_inspection(int argc, char** argv) {
   const auto state = [&](int rank) {
     RankReport report;
     report.rank = rank;
-    report.quiet = 10;
+    report.quiet = Seconds(10);
     for (int i = 0; i < pending && rank != ranks - 1; ++i) {
       if (i == pending - 2 && rank % 10 == 0) continue;
-      report.pending.push_back(
-          {.set = 0, .name = name_of(i), .age = 10 - i * 1e-4, .waited = i == pending - 1});
+      report.pending.push_back({.set = 0,
+                                .name = name_of(i),
+                                .age = Seconds(10 - i * 1e-4),
+                                .waited = i == pending - 1});
     }
     return report;
   };
   const auto start = std::chrono::steady_clock::now();
   const Report report = job.run(state);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  const Diagnosis diagnosis = diagnose(report, {.members = {{kSet, job.ranks()}}, .stall_time = 5});
+  const Diagnosis diagnosis =
+      diagnose(report, {.members = {{kSet, job.ranks()}}, .stall_time = Seconds(5)});
   const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start;
   const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
   std::printf("{\"ranks\": %d, \"pending\": %d, \"messages\": %llu, \"bytes\": %llu, ", ranks,

@@ -46,7 +46,7 @@ class Bench {
 
   // Seconds for a step in which a message arrives and one is sent.
   double busy() {
-    const double began = steady_now();
+    const SteadyTime began = steady_now();
     for (int i = 0; i < kSteps; ++i) {
       send_from_peer();
       mesh_->send_control(1, Bytes(sizeof payload_));
@@ -55,14 +55,14 @@ class Bench {
       char sink[256];
       [[maybe_unused]] const auto read = ::read(peers_[0].get(), sink, sizeof sink);
     }
-    return (steady_now() - began) / kSteps;
+    return (steady_now() - began).count() / kSteps;
   }
 
   // Seconds for a step without any event.
   double idle() {
-    const double began = steady_now();
+    const SteadyTime began = steady_now();
     for (int i = 0; i < kSteps; ++i) mesh_->pump();
-    return (steady_now() - began) / kSteps;
+    return (steady_now() - began).count() / kSteps;
   }
 
  private:

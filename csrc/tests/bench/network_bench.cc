@@ -263,7 +263,7 @@ void allreduce(Engine& engine, std::vector<float>& data) {
   submission.tensors = &tensor;
   submission.tensor_count = 1;
   const hp_handle handle = engine.submit(make_operation(submission, engine.members(0)));
-  const Status status = engine.wait(handle, 120);
+  const Status status = engine.wait(handle, Seconds(120));
   engine.handles().release(handle);
   if (!status.ok()) throw Error(status.code, status.message);
 }

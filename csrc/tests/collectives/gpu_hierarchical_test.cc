@@ -329,7 +329,7 @@ TEST_CASE("an NCCL error while operations are under way fails them on all ranks 
 TEST_CASE("a rank whose GPU stops signalling fails the job after the data timeout") {
   drop_flag_writes = false;
   EngineOptions engine = forced();
-  engine.data_timeout = 0.5;
+  engine.data_timeout = Seconds(0.5);
   GpuJobOptions options = on_two_hosts(4, engine);
   options.driver = [](int rank, cuda::DriverApi& api) {
     if (rank != 2) return;

@@ -164,7 +164,7 @@ TEST_CASE("removing a set frees its GPU memory after all ranks have finished rea
 #if !defined(HOROPLUG_TSAN)
 TEST_CASE("a stopped rank does not block its peer in the load of a kernel") {
   EngineOptions engine = with_ipc();
-  engine.data_timeout = 1;
+  engine.data_timeout = Seconds(1);
   GpuJob job({.ranks = 2, .engine = engine, .driver = [](int rank, auto& api) {
                 if (rank == 0) return;
                 write_value = api.StreamWriteValue32;

@@ -23,10 +23,14 @@ constexpr double kLimit = 10;
 
 EngineOptions with_limits(double data_timeout, double operation_timeout = 1000) {
   EngineOptions options;
-  options.data_timeout = data_timeout;
-  options.operation_timeout = operation_timeout;
+  options.data_timeout = Seconds(data_timeout);
+  options.operation_timeout = Seconds(operation_timeout);
   return options;
 }
+
+// The time of the tests, which a rank reads.
+double present = 0;
+SteadyTime present_time() { return steady_at(present); }
 
 // A rank of two whose peer is stopped. It has a watchdog and no thread.
 struct WatchedRank {
@@ -36,21 +40,26 @@ struct WatchedRank {
         peer(*ranks[static_cast<std::size_t>(1 - number)]),
         polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity),
         handshake(
-            rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, now),
+            rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, read(now)),
         transfers(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
-                  rank.liveness),
+                  rank.suspicion),
         stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
-               rank.liveness, rank.peers, rank.activity),
+               rank.suspicion, rank.peers, rank.activity, clock),
         plans(rank.config.options, rank.registry, rank.handles, rank.submissions),
         wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, number),
-        watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans, now) {
+        watchdog(rank.config, rank.lifecycle, rank.mesh, clock, handshake, transfers, stalls,
+                 rank.suspicion, wakeups, plans) {
     for (const auto& each : ranks) each->registry.create_global({});
     rank.lifecycle.enter(Lifecycle::State::kRunning);
   }
   ProcessSet& set() const { return rank.registry.global(); }
 
+  RunningTime read(double now) {
+    present = now;
+    return clock.now();
+  }
   void watch(double now) {
-    watchdog.watch(now);
+    watchdog.watch(read(now));
     stalls.run();
     pump(ranks);
   }
@@ -75,7 +84,7 @@ struct WatchedRank {
       order.input = order.output = &value;
     }
     batch.operations = {operation_of(order, set().members())};
-    set().enqueue(std::move(batch), now);
+    set().enqueue(std::move(batch), read(now));
     CHECK(!set().poll());
     pump(ranks);
     Mesh::Movement own_data;  // Over shared memory, no link would have moved any.
@@ -84,9 +93,9 @@ struct WatchedRank {
   void submit(OpKind kind, double now) {
     const OperationPtr operation = make_test_operation("x", 2, kind);
     rank.handles.add(operation);
-    CHECK(set().accept(operation, now).ok());
+    CHECK(set().accept(operation, read(now)).ok());
   }
-  OperationPtr transfer(EngineParts& by, OpKind kind, std::int64_t count, double now) const {
+  OperationPtr transfer(EngineParts& by, OpKind kind, std::int64_t count, double now) {
     OperationPtr operation = make_test_operation("x", 2, kind);
     operation->signature.root = 1 - by.config.rank;
     operation->signature.shapes = {{count}};
@@ -94,7 +103,7 @@ struct WatchedRank {
     operation->tensors = {
         {reinterpret_cast<const std::byte*>(memory.data()),
          const_cast<std::byte*>(reinterpret_cast<const std::byte*>(memory.data()))}};
-    operation->pending_since = now;
+    operation->pending_since = read(now);
     by.handles.add(operation);
     by.point_to_point.submit(operation);
     by.point_to_point.advance(true);
@@ -117,6 +126,7 @@ struct WatchedRank {
   std::vector<std::unique_ptr<EngineParts>> ranks;
   EngineParts& rank;
   EngineParts& peer;
+  RunningClock clock{present_time};
   Polling polling;
   Handshake handshake;
   TransferDeadlines transfers;
@@ -169,18 +179,20 @@ void expect_limit(WatchedRank& job, const KindOfWait& kind, double begin, double
 
 }  // namespace
 
-TEST_CASE("lost time extends a wait by the part that belongs to it") {
-  const LostTime lost{100, 130};
-  const auto extended = [&](double since) {
-    lost.extend(since);
-    return since;
-  };
-  CHECK(lost.seconds() == 30);
-  CHECK(extended(70) == 100);
-  CHECK(extended(100) == 130);
-  CHECK(extended(120) == 130);
-  CHECK(extended(130) == 130);
-  CHECK(extended(140) == 140);
+TEST_CASE("a clock of running time leaves out the time by which a reading is late") {
+  RunningClock clock;
+  const auto read = [&](double now) { return clock.at(steady_at(now)); };
+  CHECK(read(100) == at(100));
+  CHECK(read(500) == at(500));  // nothing says when a reading is due
+  clock.expect_readings(Seconds(1), Seconds(2));
+  CHECK(read(503) == at(503));
+  CHECK(read(507) == at(504));  // 3 s late
+  CHECK(read(510) == at(507));
+  clock.expect_a_long_gap();
+  CHECK(read(600) == at(597));
+  CHECK(read(610) == at(598));
+  clock.expect_readings(Seconds(10), Seconds(2));
+  CHECK(read(621) == at(609));
 }
 
 TEST_CASE("the limit of each kind of wait begins with the wait after an idle or a busy time") {
@@ -236,8 +248,8 @@ TEST_CASE("limits that are changed while an operation waits hold for it, in each
       WatchedRank job(kind.rank, with_limits(before, 2 * before), kind.connected, 1000);
       kind.begin(job, 1050);
       CHECK(job.watched(1050.01, 1050 + kLimit / 4).ok());
-      job.rank.config.options.data_timeout = kLimit;
-      job.rank.config.options.operation_timeout = 2 * kLimit;
+      job.rank.config.options.data_timeout = Seconds(kLimit);
+      job.rank.config.options.operation_timeout = Seconds(2 * kLimit);
       CHECK(job.watched(1050.01 + kLimit / 4, 1050 + kLimit).ok());
       const Status late = job.watched(1050.01 + kLimit, 1050.6 + kLimit);
       CHECK(late.code == HP_TIMEOUT);
@@ -250,7 +262,7 @@ TEST_CASE("a plan stands still for as long after an idle time as after a busy on
   WatchedRank job(0, with_limits(kLimit), true, 1000);
   job.run_batch(OpKind::kAllreduce, 1, 1500);
   job.watch(1500.1);
-  CHECK(job.set().last_progress() <= 1500.1);
+  CHECK(job.set().last_progress() <= job.read(1500.1));
 }
 
 TEST_CASE("peers have time to agree to a shutdown after the last batch has ended") {
@@ -270,9 +282,9 @@ TEST_CASE("peers have time to agree to a shutdown after the last batch has ended
                      .tracing = rank.tracing,
                      .counters = counters});
   job.run_batch(OpKind::kAllreduce, 0, 100);
-  CHECK(shutdown.advance(100));
-  for (const double now : {101.0, 104.0, 107.0}) CHECK(!shutdown.advance(now));
+  CHECK(shutdown.advance(at(100)));
+  for (const double now : {101.0, 104.0, 107.0}) CHECK(!shutdown.advance(at(now)));
   job.set().take_all();
-  CHECK(!shutdown.advance(108.5));
-  CHECK(failure_of([&] { shutdown.advance(109.5); }).code == HP_SHUT_DOWN);
+  CHECK(!shutdown.advance(at(108.5)));
+  CHECK(failure_of([&] { shutdown.advance(at(109.5)); }).code == HP_SHUT_DOWN);
 }

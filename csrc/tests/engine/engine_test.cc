@@ -248,7 +248,7 @@ TEST_CASE("a tensor may change its shape between steps if it does so on all rank
 
 TEST_CASE("a deadlock is an error that names the operations, and the job continues") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.3;
+  options.deadlock_time = Seconds(0.3);
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
     Cluster cluster(transport, 3, options);
     for (int round = 0; round < 2; ++round) {
@@ -271,7 +271,7 @@ TEST_CASE("a deadlock is an error that names the operations, and the job continu
 
 TEST_CASE("a deadlock across engines is an error of both, and they continue") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.3;
+  options.deadlock_time = Seconds(0.3);
   Cluster all(Transport::kThreads, 3, options);
   Cluster pair(Transport::kThreads, 2, options);  // ranks 1 and 2
   Cluster trio(Transport::kTcp, 3, options);
@@ -317,8 +317,8 @@ TEST_CASE("a deadlock across engines is an error of both, and they continue") {
 
 TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlock") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.1;
-  options.stall_check_time = 0.2;
+  options.deadlock_time = Seconds(0.1);
+  options.stall_check_time = Seconds(0.2);
   auto configs = make_configs(Transport::kTcp, 3, options);
   std::mutex mutex;
   std::condition_variable reported;
@@ -356,7 +356,7 @@ TEST_CASE("a rank that is busy elsewhere is reported as a stall, not as a deadlo
 
 TEST_CASE("ranks that wait for each other's threads get a warning and continue") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.2;
+  options.deadlock_time = Seconds(0.2);
   auto configs = make_configs(Transport::kThreads, 2, options);
   std::promise<std::string> warning;
   std::atomic<bool> warned{false};
@@ -388,8 +388,9 @@ TEST_CASE("ranks that wait for each other's threads get a warning and continue")
 
 TEST_CASE("an operation of which a rank stops before it submits it fails in time") {
   EngineOptions options = test_options();
-  options.data_timeout = 1.5;   // on a busy machine, the others need a while to answer pings
-  options.deadlock_time = 0.5;  // sets the interval of inspections
+  options.data_timeout =
+      Seconds(1.5);  // on a busy machine, the others need a while to answer pings
+  options.deadlock_time = Seconds(0.5);  // sets the interval of inspections
   for (const int stopped : {0, 1, 2}) {
     for (const bool sends : {false, true}) {
       CAPTURE(stopped);
@@ -417,7 +418,7 @@ TEST_CASE("an operation of which a rank stops before it submits it fails in time
 
 TEST_CASE("an operation that some rank never submits fails the job after the time limit") {
   EngineOptions options = test_options();
-  options.stall_shutdown_time = 0.3;
+  options.stall_shutdown_time = Seconds(0.3);
   Cluster cluster(Transport::kTcp, 3, options);
   std::vector<Status> failures(2);
   std::vector<std::thread> threads;
@@ -643,7 +644,7 @@ TEST_CASE("peers are notified of a failure before this rank's own operations end
 
 TEST_CASE("a transfer without progress fails after data_timeout and names the peer") {
   EngineOptions options = test_options();
-  options.data_timeout = 0.3;
+  options.data_timeout = Seconds(0.3);
   HalfJob job(options);
   job.introduce(options);
   std::vector<float> data(4, 1);
@@ -662,7 +663,7 @@ TEST_CASE("a transfer without progress fails after data_timeout and names the pe
 
 TEST_CASE("the handshake fails after data_timeout if a peer does not answer") {
   EngineOptions options = test_options();
-  options.data_timeout = 0.2;
+  options.data_timeout = Seconds(0.2);
   HalfJob job(options);
   const Status status = failure_of([&] { job.engine->wait_until_ready(); });
   CHECK(status.code == HP_TIMEOUT);

@@ -497,7 +497,7 @@ TEST_CASE("no rank uses NCCL if one rank cannot create its communicator") {
 
 TEST_CASE("data_timeout does not include the wait for the framework's earlier work on the GPU") {
   EngineOptions engine = with_algorithm("ipc");
-  engine.data_timeout = kSanitized ? 1.5 : 0.4;
+  engine.data_timeout = Seconds(kSanitized ? 1.5 : 0.4);
   GpuJob job({.engine = engine});
   job.run([&](int rank) { job.perform(rank, sum_of("first", 10), floats(10, 1)); });
   job.gpu().pause();
@@ -515,7 +515,8 @@ TEST_CASE("data_timeout does not include the wait for the framework's earlier wo
       order.stream = framework.stream();
       handles.push_back(submit(job.engine(rank), order));
     }
-    CHECK(job.engine(rank).wait(handles.back(), 2.5 * engine.data_timeout).code == HP_IN_PROGRESS);
+    CHECK(job.engine(rank).wait(handles.back(), 2.5 * engine.data_timeout.get()).code ==
+          HP_IN_PROGRESS);
     all_waited.arrive_and_wait();
     if (rank == 0) job.gpu().resume();
     for (const hp_handle handle : handles) {

@@ -104,7 +104,7 @@ class LossyJob {
     options.ranks = 3;
     options.gpu.wait_timeout = std::chrono::seconds(kSanitized ? 15 : 5);
     options.engine.algorithm = "nccl";
-    options.engine.data_timeout = kSanitized ? 2 : 0.5;
+    options.engine.data_timeout = Seconds(kSanitized ? 2 : 0.5);
     options.has_nccl = true;
     options.nccl.late = 0;
     options.nccl_functions = [](int rank, cuda::NcclApi& api) {
@@ -177,7 +177,7 @@ TEST_CASE("two sets whose operations are ordered differently load kernels withou
     // Rank 1 is held after the pair's first operation. Without an order of the sets, rank 0 would
     // now enqueue the pair's second operation, and rank 1 the one of all ranks. kLong suffices for
     // that.
-    constexpr double kLong = 0.5;
+    constexpr Seconds kLong{0.5};
     if (rank == 1) held = true;
     const hp_handle one = submit_in_place(x, "e", DType::kFloat32, pair);
     const hp_handle two = submit_in_place(y, "f", DType::kInt32, pair);

@@ -259,7 +259,7 @@ TEST_CASE(
 
 TEST_CASE("a join that cannot end is a deadlock, and the job continues") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.2;
+  options.deadlock_time = Seconds(0.2);
   Cluster cluster(Transport::kShm, 3, options);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);

@@ -142,10 +142,10 @@ TEST_CASE("a rank that has failed keeps its connections until the peers have clo
   job.introduce(1);
   job.introduce(2);
   job.engine->wait_until_ready();
-  const double began = steady_now();
+  const SteadyTime began = steady_now();
   job.at(2).hang_up();
   job.engine->shutdown();
-  CHECK(steady_now() - began >= 0.5);  // for so long, rank 1 could read the reason
+  CHECK(steady_now() - began >= Seconds(0.5));  // for so long, rank 1 could read the reason
 }
 
 TEST_CASE("what arrives after the end is read and dropped") {

@@ -281,7 +281,7 @@ TEST_CASE("a batch that is withdrawn leaves its inputs unchanged") {
 TEST_CASE("a late rank does not exceed data_timeout, because its plan is uninstalled before") {
   // data_timeout applies to transfers, not to programs that submit late.
   EngineOptions options = test_options();
-  options.data_timeout = kSanitized ? 1.5 : 0.4;
+  options.data_timeout = Seconds(kSanitized ? 1.5 : 0.4);
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 2, options);
@@ -299,7 +299,7 @@ TEST_CASE("a late rank does not exceed data_timeout, because its plan is uninsta
     const hp_handle early = submit(cluster.engine(0), order(0));
     // Rank 1 submits after more than two deadlines. Rank 0 has uninstalled the plan after a fourth
     // of a deadline.
-    CHECK(cluster.engine(0).wait(early, 2.25 * options.data_timeout).code == HP_IN_PROGRESS);
+    CHECK(cluster.engine(0).wait(early, 2.25 * options.data_timeout.get()).code == HP_IN_PROGRESS);
     CHECK(stats_after(cluster, 0).broken_plans == 1);
     const hp_handle late = submit(cluster.engine(1), order(1));
     await(cluster.engine(0), early);
@@ -312,7 +312,7 @@ TEST_CASE("a late rank does not exceed data_timeout, because its plan is uninsta
 TEST_CASE("a late rank ends no job, though other ranks have no part of the result") {
   // The first ranks of the ring need nothing from the last ones.
   EngineOptions options = test_options();
-  options.data_timeout = 4;  // A fourth of it is the plan's patience with a late rank.
+  options.data_timeout = Seconds(4);  // A fourth of it is the plan's patience with a late rank.
   constexpr int kRanks = 4;
   for (int late = 0; late < kRanks; ++late) {
     CAPTURE(late);

@@ -46,7 +46,7 @@ std::vector<float> numbers(std::size_t count, int first) {
 
 EngineOptions patient() {
   EngineOptions options = test_options();
-  options.deadlock_time = -1;
+  options.deadlock_time = kForever;
   return options;
 }
 
@@ -370,7 +370,7 @@ TEST_CASE("sends and recvs run beside an installed plan and do not break it") {
 
 TEST_CASE("ranks that wait for sends of each other get a deadlock error that names them") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.3;
+  options.deadlock_time = Seconds(0.3);
   Cluster cluster(Transport::kThreads, 3, options);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -548,7 +548,7 @@ TEST_CASE("a recv from any rank gets the tensor and the number of its sender on 
 
 TEST_CASE("ranks that all wait for any rank get a deadlock error") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.2;
+  options.deadlock_time = Seconds(0.2);
   Cluster cluster(Transport::kThreads, 2, options);
   cluster.run([&](int rank) {
     std::vector<float> data(2);

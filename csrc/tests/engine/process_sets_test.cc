@@ -290,7 +290,7 @@ TEST_CASE("the memory of a set is used again if ranks join while it is removed")
 
 TEST_CASE("a deadlock in one set does not disturb another set") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.2;
+  options.deadlock_time = Seconds(0.2);
   Cluster cluster(Transport::kShm, 4, options);
   const Ranks quarrel{1, 2};
   const Ranks friends{0, 3};
@@ -348,7 +348,7 @@ TEST_CASE("a rank that shuts down ends its sets, and the errors name it") {
 
 TEST_CASE("a stopped rank fails its process set in time while another set makes progress") {
   EngineOptions options = test_options();
-  options.data_timeout = 1.5;
+  options.data_timeout = Seconds(1.5);
   for (const Transport transport : {Transport::kThreads, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Stop stop;

@@ -64,6 +64,7 @@ struct Rank {
                        .tuning_log = tuning_log,
                        .counters = counters,
                        .activity = parts.activity,
+                       .clock = parts.clock,
                        .transfers_outlive_ranks = false},
                       [](std::uint32_t) {}};
 };

@@ -77,9 +77,9 @@ TEST_CASE("0 turns a setting off, and the time limit 0 means never") {
   CHECK(read.autotune == false);
   for (const TimeLimit& limit :
        {read.data_timeout, read.operation_timeout, read.deadlock_time, read.stall_shutdown_time}) {
-    CHECK(limit < 0);
+    CHECK(limit.get() == kForever);
   }
-  CHECK(read.stall_check_time == 60);
+  CHECK(read.stall_check_time == Seconds(60));
 }
 
 TEST_CASE("a value out of its range is refused with one line that names the range") {

@@ -28,17 +28,9 @@
 
 using namespace horoplug;
 using namespace horoplug::testing;
+using namespace std::chrono_literals;
 
 namespace {
-
-std::vector<MessageKind> kinds_received(EngineParts& rank) {
-  std::vector<MessageKind> kinds;
-  for (const auto& [from, message] : std::exchange(rank.received, {})) {
-    Reader reader(message);
-    kinds.push_back(read_head(reader).kind);
-  }
-  return kinds;
-}
 
 // The stall inspectors of all ranks, which exchange messages.
 struct Inspectors {
@@ -47,7 +39,7 @@ struct Inspectors {
       rank->registry.create_global({});
       inspectors.push_back(std::make_unique<StallInspector>(
           rank->config, rank->mesh, rank->registry, rank->point_to_point, rank->handles,
-          rank->liveness, rank->peers, rank->activity));
+          rank->suspicion, rank->peers, rank->activity, rank->clock));
     }
   }
   // Every rank but `silent` runs its inspector until no message is left.
@@ -82,7 +74,7 @@ struct Inspectors {
     EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
     OperationPtr operation = make_test_operation(name, static_cast<int>(ranks.size()));
     parts.handles.add(operation);
-    CHECK(parts.registry.global().accept(operation, steady_now() - seconds).ok());
+    CHECK(parts.registry.global().accept(operation, parts.clock.now() - Seconds(seconds)).ok());
     return operation;
   }
   const std::vector<std::unique_ptr<EngineParts>>& ranks;
@@ -102,14 +94,14 @@ struct RunningBatch {
       : rank(*ranks[0]),
         set(create_global_set(rank)),
         deadlines(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
-                  rank.liveness) {
-    deadlines.check_transfers(100);
-    CHECK(set.last_progress() == 100);  // nothing runs
+                  rank.suspicion) {
+    deadlines.check_transfers(at(100));
+    CHECK(set.last_progress() == at(100));  // nothing runs
     Batch batch;
     batch.number = 1;
     batch.operations = {operation_of({.name = "x", .shape = {1}, .input = &value, .output = &value},
                                      set.members())};
-    set.enqueue(std::move(batch), 100);
+    set.enqueue(std::move(batch), at(100));
     CHECK(!set.poll());
     CHECK(set.executor().running() != nullptr);
     pump(ranks);
@@ -128,52 +120,54 @@ std::string joined(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-TEST_CASE("a liveness check pings all peers once and names those that do not answer") {
-  const auto ranks = make_parts(4);
-  Liveness& liveness = ranks[0]->liveness;
-  liveness.receive_pong(1);  // to no ping
-  CHECK(liveness.silent({0, 1, 2, 3}, 0, 1).empty());
-  liveness.ask({0, 1, 2, 3}, 100, 2);
-  liveness.ask({0, 1, 2, 3}, 103, 2);
-  pump(ranks);
-  for (int peer = 1; peer < 4; ++peer) {
-    CHECK(kinds_received(*ranks[static_cast<std::size_t>(peer)]) ==
-          std::vector{MessageKind::kPing});
-  }
-  CHECK(liveness.silent({0, 1, 2, 3}, 103, 4).empty());
-  CHECK(liveness.silent({0, 1, 2, 3}, 104, 4) == std::vector{1, 2, 3});
-  liveness.receive_pong(2);
-  CHECK(liveness.describe_silent({0, 1, 2}, 104, 4) == "rank 1, which does not answer");
-  CHECK(mentions({HP_OK, liveness.describe_silent({0, 1, 2, 3}, 104, 4)},
-                 {"1", "3", "which do not"}));
-  CHECK(liveness.describe_silent({0, 2}, 104, 4).empty());
-  liveness.excuse({101, 106});  // this process stood still, and may not have seen the answers
-  CHECK(liveness.silent({1, 3}, 108, 4).empty());
+TEST_CASE(
+    "from half of a limit on, ranks are pinged once, and those that do not answer are named") {
+  Suspicion suspicion(0, 4);
+  const std::vector<int> all{0, 1, 2, 3};
+  suspicion.receive_pong(1);  // to no ping
+  CHECK(suspicion.examine(all, 7s, 16s, at(97)).silent.empty());
+  CHECK(suspicion.take_pings().empty());
+  suspicion.examine(all, 10s, 16s, at(100));
+  suspicion.examine(all, 13s, 16s, at(103));
+  CHECK(suspicion.take_pings() == std::vector{1, 2, 3});
+  CHECK(suspicion.examine(all, 13s, 16s, at(103)).silent.empty());
+  CHECK(suspicion.examine(all, 14s, 16s, at(104)).silent == std::vector{1, 2, 3});
+  suspicion.receive_pong(2);
+  CHECK(suspicion.take_pings().empty());
+  const auto find = [&](const std::vector<int>& ranks) {
+    return suspicion.examine(ranks, 16s, 16s, at(104));
+  };
+  CHECK(find({0, 1}).is_late);
+  CHECK(find({0, 1}).describe_silent() == "rank 1, which does not answer");
+  CHECK(find({0, 1}).blame({3}) == "rank 1, which does not answer");
+  CHECK(mentions({HP_OK, find(all).describe_silent()}, {"1", "3", "which do not"}));
+  CHECK(find({0, 2}).describe_silent().empty());
+  CHECK(find({0, 2}).blame({3}) == "rank 3");
 }
 
 TEST_CASE("a rank that has answered is asked again, and may have stopped since") {
-  const auto ranks = make_parts(2);
-  Liveness& liveness = ranks[0]->liveness;
-  liveness.ask({1}, 100, 2);
-  liveness.receive_pong(1);
-  liveness.ask({1}, 101, 2);  // too soon
-  CHECK(liveness.silent({1}, 110, 2).empty());
-  liveness.ask({1}, 102, 2);
-  CHECK(liveness.silent({1}, 110, 2) == std::vector{1});
-  pump(ranks);
-  CHECK(kinds_received(*ranks[1]).size() == 2);
+  Suspicion suspicion(0, 2);
+  suspicion.examine({1}, 5s, 8s, at(100));
+  suspicion.receive_pong(1);
+  CHECK(suspicion.take_pings().size() == 1);
+  suspicion.examine({1}, 6s, 8s, at(101));
+  CHECK(suspicion.take_pings().empty());  // too soon
+  CHECK(suspicion.examine({1}, 3s, 8s, at(110)).silent.empty());
+  suspicion.examine({1}, 7s, 8s, at(110));
+  CHECK(suspicion.take_pings().size() == 1);
+  CHECK(suspicion.examine({1}, 9s, 8s, at(112)).silent == std::vector{1});
 }
 
 TEST_CASE(
     "an operation that some ranks do not submit is reported as a stall, once per check time") {
   EngineOptions options;
-  options.stall_check_time = 10;
-  options.deadlock_time = -1;
+  options.stall_check_time = Seconds(10);
+  options.deadlock_time = kForever;
   const auto ranks = make_parts(3, options);
   Inspectors job(ranks);
   job.pending(1, "x", 20);
-  const double now = steady_now();
-  CHECK(job.inspectors[1]->interval() == doctest::Approx(5));
+  const RunningTime now = ranks[0]->clock.now();
+  CHECK(job.inspectors[1]->interval() == Seconds(5));
   job.inspectors[1]->check(now);  // asks the root
   job.run();
   job.inspectors[0]->check(now);
@@ -183,7 +177,7 @@ TEST_CASE(
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"stalled: ", "'x'", "ranks 0, 2"}));
   const std::size_t lines = ranks[0]->logged.size();
   job.inspectors[0]->receive(InspectionRequest{});
-  job.inspectors[0]->check(now + 6);
+  job.inspectors[0]->check(now + 6s);
   job.run();
   CHECK(!job.inspectors[0]->running());
   CHECK(ranks[0]->logged.size() == lines);
@@ -191,65 +185,57 @@ TEST_CASE(
 
 TEST_CASE("an operation that has waited for too long fails the job") {
   EngineOptions options;
-  options.operation_timeout = 5;
-  options.deadlock_time = -1;
+  options.operation_timeout = Seconds(5);
+  options.deadlock_time = kForever;
   const auto ranks = make_parts(2, options);
   Inspectors job(ranks);
   job.pending(0, "x", 8);
-  job.inspectors[0]->check(steady_now());
+  job.inspectors[0]->check(ranks[0]->clock.now());
   const Status status = failure_of([&] { job.run(); });
   CHECK(status.code == HP_TIMEOUT);
   CHECK(mentions(status, {"'x'", "rank 1", "giving up"}));
 }
 
-TEST_CASE("a rank that does not answer the root is named, and excused time does not count") {
+TEST_CASE("a rank that does not answer the root is named") {
   EngineOptions options;
-  options.stall_check_time = 10;
-  options.deadlock_time = -1;
-  options.operation_timeout = 100;
+  options.stall_check_time = Seconds(10);
+  options.deadlock_time = kForever;
+  options.operation_timeout = Seconds(100);
   const auto ranks = make_parts(3, options);
   Inspectors job(ranks);
   job.pending(0, "x", 20);
   StallInspector& root = *job.inspectors[0];
-  const double now = steady_now();
-  root.check(now - 6);
+  const RunningTime now = ranks[0]->clock.now();
+  root.check(now - 6s);
   job.run();  // All ranks have answered once, so that a silence begins with the next question.
   CHECK(!root.running());
-  for (const int peer : {1, 2}) ranks[0]->liveness.receive_pong(peer);
+  for (const int peer : ranks[0]->suspicion.take_pings()) ranks[0]->suspicion.receive_pong(peer);
   root.check(now);
   job.run(2);
   CHECK(root.running());
-  const auto was_pinged = [&](int rank) {
-    pump(ranks);
-    const auto kinds = kinds_received(*ranks[static_cast<std::size_t>(rank)]);
-    return std::find(kinds.begin(), kinds.end(), MessageKind::kPing) != kinds.end();
-  };
-  root.check(now + 4);
-  CHECK(!was_pinged(2));
-  root.excuse({now + 4, now + 7});
-  root.check(now + 7);
-  CHECK(!was_pinged(2));
-  root.check(now + 9);
-  CHECK(was_pinged(2));
-  root.check(now + 14);
+  root.check(now + 4s);
+  CHECK(ranks[0]->suspicion.take_pings().empty());
+  root.check(now + 6s);
+  CHECK(ranks[0]->suspicion.take_pings() == std::vector{2});
+  root.check(now + 11s);
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"rank 2 did not answer for 11 s"}));
-  const Status status = failure_of([&] { root.check(now + 104); });
+  const Status status = failure_of([&] { root.check(now + 101s); });
   CHECK(status.code == HP_TIMEOUT);
 }
 
 TEST_CASE("a silence begins with the wait, also if another rank waits and passes its request on") {
   EngineOptions options;
-  options.data_timeout = 10;
-  options.deadlock_time = -1;
-  options.stall_check_time = -1;
+  options.data_timeout = Seconds(10);
+  options.deadlock_time = kForever;
+  options.stall_check_time = kForever;
   for (const double waited : {5.0, 6.5, 400.0}) {
     CAPTURE(waited);
     const auto ranks = make_parts(3, options);
     Inspectors job(ranks);
     job.pending(1, "x", waited);
     StallInspector& root = *job.inspectors[0];
-    const double now = steady_now();
-    CHECK(root.interval() == 5);
+    const RunningTime now = ranks[0]->clock.now();
+    CHECK(root.interval() == Seconds(5));
     job.inspectors[1]->check(now);
     job.run(2);
     root.check(now);
@@ -258,36 +244,36 @@ TEST_CASE("a silence begins with the wait, also if another rank waits and passes
     // A rank has a quarter of the limit for its answer even if the question comes late.
     const double left = std::fmax(kSecondsToAnswer, 10 - waited);
     for (int tenths = 1; tenths < std::lround(10 * left) - 1; tenths += 2)
-      root.check(now + tenths / 10.0);
-    const Status late = failure_of([&] { root.check(now + left + 0.1); });
+      root.check(now + Seconds(tenths / 10.0));
+    const Status late = failure_of([&] { root.check(now + Seconds(left + 0.1)); });
     CHECK(mentions(late, {"pending for 10 s, waiting for rank 2, which does not answer"}));
   }
 }
 
 TEST_CASE("a rank that does not answer an inspection for other groups is not blamed") {
   EngineOptions options;
-  options.stall_check_time = 10;
-  options.operation_timeout = 100;
+  options.stall_check_time = Seconds(10);
+  options.operation_timeout = Seconds(100);
   const auto ranks = make_parts(2, options);
   Inspectors job(ranks);
   StallInspector& root = *job.inspectors[0];
-  const double now = steady_now();
-  root.receive(InspectionRequest{0, true});
+  const RunningTime now = ranks[0]->clock.now();
+  root.receive(InspectionRequest{Seconds(0), true});
   root.check(now);
   job.run(1);
   CHECK(root.running());
-  CHECK_NOTHROW(root.check(now + 1000));
+  CHECK_NOTHROW(root.check(now + 1000s));
   CHECK(ranks[0]->logged.empty());
   // An operation of this one waits, too: its limits count from now on.
   root.receive(InspectionRequest{});
-  CHECK_NOTHROW(root.check(now + 2000));
-  CHECK_NOTHROW(root.check(now + 2005));
-  CHECK(failure_of([&] { root.check(now + 2200); }).code == HP_TIMEOUT);
+  CHECK_NOTHROW(root.check(now + 2000s));
+  CHECK_NOTHROW(root.check(now + 2005s));
+  CHECK(failure_of([&] { root.check(now + 2200s); }).code == HP_TIMEOUT);
 }
 
 TEST_CASE("ranks that are blocked on each other's operations have them called off") {
   EngineOptions options;
-  options.deadlock_time = 1;
+  options.deadlock_time = Seconds(1);
   const auto ranks = make_parts(2, options);
   Inspectors job(ranks);
   std::vector<std::unique_ptr<HandleTable::Wait>> waits;
@@ -295,9 +281,9 @@ TEST_CASE("ranks that are blocked on each other's operations have them called of
     EngineParts& parts = *ranks[static_cast<std::size_t>(rank)];
     const OperationPtr operation = job.pending(rank, "x" + std::to_string(rank), 5);
     waits.push_back(std::make_unique<HandleTable::Wait>(parts.handles, operation->handle));
-    parts.activity.last_event = steady_now() - 5;
+    parts.activity.last_event = steady_now() - 5s;
   }
-  job.inspectors[0]->check(steady_now());
+  job.inspectors[0]->check(ranks[0]->clock.now());
   job.run();
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"x0", "x1"}));
   const auto decisions = ranks[0]->registry.global().negotiate().decisions;
@@ -308,7 +294,7 @@ TEST_CASE("ranks that are blocked on each other's operations have them called of
 
 namespace {
 
-constexpr double kSlice = 0.1;
+constexpr Seconds kSlice{0.1};
 
 // Submitted by a thread of the program, not of a pool.
 OperationPtr program_operation(const std::string& name) {
@@ -323,11 +309,11 @@ struct Submitted {
     operation->counts_caller = !by_pool_thread;
     handles.add(operation);
   }
-  auto wait(double timeout) {
+  auto wait(Seconds timeout) {
     return std::make_unique<HandleTable::Wait>(handles, operation->handle, timeout);
   }
   // Long after all slices that have ended.
-  int busy_later() const { return handles.busy_threads(steady_now() + 60); }
+  int busy_later() const { return handles.busy_threads(steady_now() + 60s); }
 
   HandleTable handles;
   const OperationPtr operation = make_test_operation("x");
@@ -338,7 +324,7 @@ struct Submitted {
 TEST_CASE("a thread that has submitted is busy while it does not wait") {
   Submitted submitted(false);
   CHECK(submitted.busy_later() == 1);
-  auto wait = submitted.wait(-1);
+  auto wait = submitted.wait(kForever);
   CHECK(submitted.busy_later() == 0);
   submitted.handles.finish_all({submitted.operation});
   wait.reset();
@@ -353,7 +339,7 @@ TEST_CASE("a thread that waits in slices is blocked when it has said which threa
     submitted.wait(kSlice);
     CHECK(submitted.busy_later() == 1);  // it has not said which threads it expects to submit
     submitted.handles.expect_threads({});
-    const double during_the_slice = steady_now();
+    const SteadyTime during_the_slice = steady_now();
     auto again = submitted.wait(kSlice);
     CHECK(submitted.busy_later() == 0);
     again.reset();
@@ -366,7 +352,7 @@ TEST_CASE("a thread that waits in slices is blocked when it has said which threa
 TEST_CASE("threads of pools are not busy") {
   Submitted submitted(true);
   CHECK(submitted.busy_later() == 0);
-  submitted.wait(-1);
+  submitted.wait(kForever);
   CHECK(submitted.busy_later() == 0);
 }
 
@@ -381,7 +367,7 @@ TEST_CASE("threads that a waiting thread expects to submit are busy while they r
   submitted.handles.expect_threads({::syscall(SYS_gettid), id.get_future().get()});
   CHECK(submitted.busy_later() == 0);  // nobody waits
   {
-    const auto wait = submitted.wait(-1);
+    const auto wait = submitted.wait(kForever);
     CHECK(submitted.busy_later() == 1);
     end.set_value();
     other.join();
@@ -392,12 +378,12 @@ TEST_CASE("threads that a waiting thread expects to submit are busy while they r
 TEST_CASE("a thread that only polls an operation waits for it, and one that computes does not") {
   Submitted submitted(false);
   const auto poll = [&](const std::function<void()>& between) {
-    for (const double end = steady_now() + 0.5; steady_now() < end;) {
+    for (const SteadyTime end = steady_now() + 500ms; steady_now() < end;) {
       CHECK(submitted.handles.poll(submitted.operation->handle).code == HP_IN_PROGRESS);
       between();
     }
   };
-  const auto busy = [&] { return submitted.handles.busy_threads(steady_now(), 0.3); };
+  const auto busy = [&] { return submitted.handles.busy_threads(steady_now(), 300ms); };
   CHECK(busy() == 1);
   poll([] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
   CHECK(busy() == 0);
@@ -443,17 +429,17 @@ TEST_CASE("a thread that sleeps until another one wakes it may wait for a future
     ::eventfd_read(pipe, &value);
   });
   known.wait();
-  CHECK(submitted.handles.busy_threads(steady_now(), 0.2) == 3);
+  CHECK(submitted.handles.busy_threads(steady_now(), 200ms) == 3);
   const auto note = [&] { submitted.handles.note_wait(submitted.operation->handle, ids); };
   const auto blocked = [&] {
     // A process that looks all the time computes, and so none of its threads may count as blocked.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     note();
-    return 3 - submitted.handles.busy_threads(steady_now(), 0.2);
+    return 3 - submitted.handles.busy_threads(steady_now(), 200ms);
   };
   CHECK(comes_to([&] { return blocked() == 1; }));
   CHECK(submitted.handles.awaited(*submitted.operation, steady_now()));
-  CHECK(submitted.handles.busy_threads(steady_now() + 60, 0.2) == 3);
+  CHECK(submitted.handles.busy_threads(steady_now() + 60s, 200ms) == 3);
   {
     std::lock_guard lock(mutex);
     over = true;
@@ -477,7 +463,7 @@ TEST_CASE("threads that a waiting thread holds up are blocked with it") {
   submitted.handles.hold_threads({held});
   CHECK(submitted.busy_later() == 1);
   {
-    const auto wait = submitted.wait(-1);
+    const auto wait = submitted.wait(kForever);
     CHECK(submitted.busy_later() == 0);
   }
   CHECK(submitted.busy_later() == 1);
@@ -495,59 +481,51 @@ TEST_CASE("threads that have ended are forgotten") {
 
 TEST_CASE("a batch without progress fails with its name and the ranks it waits for") {
   EngineOptions options;
-  options.data_timeout = 10;
+  options.data_timeout = Seconds(10);
   const auto ranks = make_parts(2, options);
   RunningBatch running(ranks);
   auto& [rank, set, deadlines, value] = running;
-  const auto pings = [&] {
-    pump(ranks);
-    const auto kinds = kinds_received(*ranks[1]);
-    return std::count(kinds.begin(), kinds.end(), MessageKind::kPing);
-  };
-  deadlines.check_transfers(104);
-  CHECK(set.last_progress() == 104);  // its data has left
-  deadlines.excuse({104, 106});
-  deadlines.check_transfers(110);
-  CHECK(pings() == 0);
-  deadlines.check_transfers(112);  // half of the time has passed
-  CHECK(pings() == 1);
-  rank.liveness.receive_pong(1);
-  deadlines.excuse({112, 116});
-  deadlines.check_transfers(119);
-  const Status late = failure_of([&] { deadlines.check_transfers(121); });
+  deadlines.check_transfers(at(104));
+  CHECK(set.last_progress() == at(104));  // its data has left
+  deadlines.check_transfers(at(108));
+  CHECK(rank.suspicion.take_pings().empty());
+  deadlines.check_transfers(at(109));  // half of the time has passed
+  CHECK(rank.suspicion.take_pings() == std::vector{1});
+  rank.suspicion.receive_pong(1);
+  deadlines.check_transfers(at(112));
+  const Status late = failure_of([&] { deadlines.check_transfers(at(114)); });
   CHECK(late.code == HP_TIMEOUT);
   CHECK(mentions(late, {"allreduce 'x'", "no progress for 10 s", "waiting for rank 1"}));
-  CHECK(mentions(failure_of([&] { deadlines.check_transfers(122); }),
+  CHECK(mentions(failure_of([&] { deadlines.check_transfers(at(115)); }),
                  {"rank 1, which does not answer"}));
 }
 
 TEST_CASE(
     "a rank without a connection to this one is not pinged, and others have time to report it") {
   EngineOptions options;
-  options.data_timeout = 10;
+  options.data_timeout = Seconds(10);
   const auto ranks = make_parts(3, options, {{0, 2}});
   RunningBatch running(ranks);
   auto& [rank, set, deadlines, value] = running;
   REQUIRE(set.executor().blame() == std::vector{1});
-  deadlines.check_transfers(101);
-  deadlines.check_transfers(107);
-  pump(ranks);
-  CHECK(kinds_received(*ranks[1]).size() == 1);
+  deadlines.check_transfers(at(101));
+  deadlines.check_transfers(at(107));
+  CHECK(rank.suspicion.take_pings() == std::vector{1});
   CHECK(rank.mesh.take_needed().empty());
-  rank.liveness.receive_pong(1);
+  rank.suspicion.receive_pong(1);
   // The limit was at 110. A rank that waits for rank 2 itself has reached it, too.
-  deadlines.check_transfers(112);
-  const Status late = failure_of([&] { deadlines.check_transfers(113); });
+  deadlines.check_transfers(at(112));
+  const Status late = failure_of([&] { deadlines.check_transfers(at(113)); });
   CHECK(mentions(late, {"no progress for 10 s", "waiting for rank 1"}));
 }
 
 TEST_CASE("data of other sets counts only over the links to the ranks that a batch waits for") {
   EngineOptions options;
-  options.data_timeout = 10;
+  options.data_timeout = Seconds(10);
   const auto ranks = make_parts(3, options);
   RunningBatch running(ranks);
   auto& [rank, set, deadlines, value] = running;
-  deadlines.check_transfers(101);
+  deadlines.check_transfers(at(101));
   const std::vector<int> waits_for = set.executor().blame();
   REQUIRE(waits_for.size() == 1);
   const int other = 3 - waits_for.front();
@@ -557,19 +535,19 @@ TEST_CASE("data of other sets counts only over the links to the ranks that a bat
     pump(ranks);
   };
   move_data(waits_for.front());
-  deadlines.check_transfers(105);
-  CHECK(set.last_progress() == 105);
+  deadlines.check_transfers(at(105));
+  CHECK(set.last_progress() == at(105));
   move_data(other);
-  deadlines.check_transfers(108);
-  CHECK(set.last_progress() == 105);
+  deadlines.check_transfers(at(108));
+  CHECK(set.last_progress() == at(105));
   move_data(other);
-  CHECK(failure_of([&] { deadlines.check_transfers(116); }).code == HP_TIMEOUT);
+  CHECK(failure_of([&] { deadlines.check_transfers(at(116)); }).code == HP_TIMEOUT);
 }
 
 TEST_CASE("after a rank has left, a recv has limits without an inspection of all ranks") {
   EngineOptions options;
-  options.data_timeout = 10;
-  options.operation_timeout = 100;
+  options.data_timeout = Seconds(10);
+  options.operation_timeout = Seconds(100);
   const auto ranks = make_parts(4, options);
   EngineParts& rank = *ranks[0];
   const Inspectors job(ranks);
@@ -581,39 +559,35 @@ TEST_CASE("after a rank has left, a recv has limits without an inspection of all
     operation->signature.root = source;
     operation->signature.shapes = {{1}};
     operation->tag = 7;
-    operation->pending_since = 1000;
+    operation->pending_since = at(1000);
     rank.point_to_point.submit(operation);
   };
   post(1);
-  inspector.check(1004);
-  pump(ranks);
-  CHECK(kinds_received(*ranks[1]).empty());
-  inspector.check(1006);
-  pump(ranks);
-  CHECK(kinds_received(*ranks[1]) == std::vector{MessageKind::kPing});
-  CHECK(kinds_received(*ranks[2]).empty());
-  CHECK(mentions(failure_of([&] { inspector.check(1010); }),
+  const auto pinged = [&] { return rank.suspicion.take_pings(); };
+  inspector.check(at(1004));
+  CHECK(pinged().empty());
+  inspector.check(at(1006));
+  CHECK(pinged() == std::vector{1});
+  CHECK(mentions(failure_of([&] { inspector.check(at(1010)); }),
                  {"recv.noname.1 from rank 1, tag 7", "waiting for rank 1, which does not answer",
                   "HOROVOD_GLOO_TIMEOUT_SECONDS"}));
-  rank.liveness.receive_pong(1);
-  inspector.check(1010);  // it may take any time to send
-  rank.liveness.receive_pong(1);
-  inspector.check(1099);
-  rank.liveness.receive_pong(1);
-  CHECK(mentions(failure_of([&] { inspector.check(1100); }),
+  rank.suspicion.receive_pong(1);
+  inspector.check(at(1010));  // it may take any time to send
+  rank.suspicion.receive_pong(1);
+  inspector.check(at(1099));
+  rank.suspicion.receive_pong(1);
+  CHECK(mentions(failure_of([&] { inspector.check(at(1100)); }),
                  {"waiting for rank 1 for 100 s", "HOROPLUG_OPERATION_TIMEOUT_SECONDS"}));
   rank.point_to_point.take_all();
 
-  rank.liveness.receive_pong(1);
+  rank.suspicion.receive_pong(1);
   post(HP_ANY_RANK);
-  inspector.check(1006);
-  pump(ranks);
-  CHECK(kinds_received(*ranks[2]) == std::vector{MessageKind::kPing});
-  CHECK(kinds_received(*ranks[3]).empty());  // it has left
-  rank.liveness.receive_pong(1);
-  rank.liveness.receive_pong(2);
-  CHECK(mentions(failure_of([&] { inspector.check(1100); }), {"from any rank", "ranks 1, 2"}));
-  CHECK(kinds_received(*ranks[3]).empty());
+  pinged();
+  inspector.check(at(1006));
+  CHECK(pinged() == std::vector{2});  // rank 3 has left
+  rank.suspicion.receive_pong(1);
+  rank.suspicion.receive_pong(2);
+  CHECK(mentions(failure_of([&] { inspector.check(at(1100)); }), {"from any rank", "ranks 1, 2"}));
 }
 
 namespace {
@@ -631,8 +605,8 @@ void negotiate(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
         const auto to = static_cast<std::size_t>(outgoing.to);
         ranks[to]->registry.global().receive(from->config.rank, kind, reader);
       }
-      for (auto& decision : decisions) set.apply(decision, 0, [](Batch&) {});
-      while (const auto done = set.poll()) set.batch_done(*done, 0);
+      for (auto& decision : decisions) set.apply(decision, at(0), [](Batch&) {});
+      while (const auto done = set.poll()) set.batch_done(*done, at(0));
       moved |= !messages.empty() || set.busy();
     }
     pump(ranks);
@@ -650,7 +624,7 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
                         rank.registry.global().members());
   };
   const auto submit = [&](EngineParts& rank, const std::string& name) {
-    CHECK(rank.registry.global().accept(make(rank, name), 0).ok());
+    CHECK(rank.registry.global().accept(make(rank, name), at(0)).ok());
   };
   // Both ranks repeat a step with two operations until it is a plan.
   for (int step = 0; step < 6; ++step) {
@@ -664,7 +638,7 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
   ProcessSet& set = rank.registry.global();
   REQUIRE(set.negotiator().has_plan());
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles, rank.submissions);
-  const auto asks_for_the_end = [&](double now) {
+  const auto asks_for_the_end = [&](RunningTime now) {
     plans.check(now);
     return !set.negotiate().messages.empty();
   };
@@ -672,52 +646,53 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
   const OperationPtr a = make(rank, "a");
   REQUIRE(rank.submissions.submit(std::vector{a}).ok());
   REQUIRE(rank.submissions.take(false)->operations.size() == 1);
-  CHECK(set.accept(a, 100).ok());
+  CHECK(set.accept(a, at(100)).ok());
   REQUIRE(set.negotiator().held_up());
-  CHECK(plans.patience(set, 100) == doctest::Approx(0.1));
+  CHECK(plans.patience(set, steady_at(100)) == Seconds(0.1));
   // The program has computed for a while, submits the other operation, and waits.
   REQUIRE(rank.submissions.submit(std::vector{make_test_operation("b")}).ok());
   HandleTable::Wait wait(rank.handles, a->handle);
-  CHECK(!asks_for_the_end(101));
-  CHECK(plans.patience(set, 101) == kNever);
+  CHECK(!asks_for_the_end(at(101)));
+  CHECK(plans.patience(set, steady_at(101)) == kForever);
   // The engine has taken it, and the plan still lacks an operation: the caller waits in vain.
   REQUIRE(rank.submissions.take(false)->operations.size() == 1);
-  CHECK(plans.patience(set, 101) == doctest::Approx(0.002));
-  CHECK(!asks_for_the_end(100.001));
-  CHECK(asks_for_the_end(101));
+  CHECK(plans.patience(set, steady_at(101)) == Seconds(0.002));
+  CHECK(!asks_for_the_end(at(100.001)));
+  CHECK(asks_for_the_end(at(101)));
 }
 
 TEST_CASE("the watchdog does not hold it against the peers that this process stood still") {
   EngineOptions options;
-  options.data_timeout = 10;
+  options.data_timeout = Seconds(10);
   const auto ranks = make_parts(2, options);
   EngineParts& rank = *ranks[0];
   Polling polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity);
-  Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, 100);
+  const auto read = [&](double now) { return rank.clock.at(steady_at(now)); };
+  Handshake handshake(rank.config, rank.mesh, *rank.doorbell, [](const auto&) {}, read(100));
   TransferDeadlines transfers(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.gpu,
-                              rank.liveness);
+                              rank.suspicion);
   StallInspector stalls(rank.config, rank.mesh, rank.registry, rank.point_to_point, rank.handles,
-                        rank.liveness, rank.peers, rank.activity);
+                        rank.suspicion, rank.peers, rank.activity, rank.clock);
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles, rank.submissions);
   PeerWakeUps wakeups(rank.mesh, rank.registry, rank.point_to_point, polling, 0);
-  Watchdog watchdog(rank.lifecycle, handshake, transfers, stalls, rank.liveness, wakeups, plans,
-                    100);
-  watchdog.watch(150);  // it was stopped for 50 seconds
-  for (int half = 301; half < 320; ++half) watchdog.watch(half / 2.0);
+  Watchdog watchdog(rank.config, rank.lifecycle, rank.mesh, rank.clock, handshake, transfers,
+                    stalls, rank.suspicion, wakeups, plans);
+  watchdog.watch(read(150));  // it was stopped for 50 seconds
+  for (int half = 301; half < 320; ++half) watchdog.watch(read(half / 2.0));
   CHECK(failure_of([&] {
-          for (int half = 320; half < 324; ++half) watchdog.watch(half / 2.0);
+          for (int half = 320; half < 324; ++half) watchdog.watch(read(half / 2.0));
         }).code == HP_TIMEOUT);
-  CHECK(watchdog.interval() > 0);
-  CHECK(watchdog.interval() <= 0.25);
+  CHECK(watchdog.interval() > 0s);
+  CHECK(watchdog.interval() <= 250ms);
 }
 
 TEST_CASE("polling becomes rarer with the length of a wait, within limits") {
   const auto ranks = make_parts(2);
   EngineParts& rank = *ranks[0];
   Polling polling(rank.lifecycle, rank.registry, rank.point_to_point, rank.mesh, rank.activity);
-  rank.activity.quiet_since = 100;
-  CHECK(polling.interval(100) == doctest::Approx(20e-6));
-  CHECK(polling.interval(100.016) == doctest::Approx(1e-3));
-  CHECK(polling.interval(200) == doctest::Approx(5e-3));
+  rank.activity.quiet_since = steady_at(100);
+  CHECK(polling.interval(steady_at(100)) == 20us);
+  CHECK(polling.interval(steady_at(100.016)).count() == doctest::Approx(1e-3));
+  CHECK(polling.interval(steady_at(200)) == 5ms);
   CHECK(!polling.needed());
 }

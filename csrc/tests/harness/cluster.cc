@@ -149,9 +149,9 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
 
 EngineOptions test_options() {
   EngineOptions options;
-  options.data_timeout = 60;
-  options.operation_timeout = 120;
-  options.deadlock_time = 20;
+  options.data_timeout = Seconds(60);
+  options.operation_timeout = Seconds(120);
+  options.deadlock_time = Seconds(20);
   return options;
 }
 
@@ -223,7 +223,7 @@ hp_handle submit(Engine& engine, const Order& request) {
 }
 
 void await(Engine& engine, hp_handle handle) {
-  const Status status = engine.wait(handle, 60);
+  const Status status = engine.wait(handle, Seconds(60));
   if (status.code == HP_IN_PROGRESS) throw std::runtime_error("not done within a minute");
   if (status.ok()) return;
   engine.handles().release(handle);

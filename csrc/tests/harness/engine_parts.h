@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/time.h"
+#include "base/running_clock.h"
 #include "engine/completion.h"
 #include "engine/counters.h"
 #include "engine/gpu_queue.h"
@@ -22,12 +22,16 @@
 #include "engine/process_set_registry.h"
 #include "engine/segment_allocator.h"
 #include "engine/tracing.h"
-#include "engine/watchdog/liveness.h"
+#include "engine/watchdog/suspicion.h"
 #include "harness/cluster.h"
 #include "transport/absent_stream.h"
 #include "transport/mesh.h"
 
 namespace horoplug::testing {
+
+// Points in time, for tests that pass in the time.
+constexpr RunningTime at(double seconds) { return RunningTime(Seconds(seconds)); }
+constexpr SteadyTime steady_at(double seconds) { return SteadyTime(Seconds(seconds)); }
 
 struct EngineParts {
   explicit EngineParts(EngineConfig given)
@@ -54,6 +58,7 @@ struct EngineParts {
   std::vector<std::pair<int, Bytes>> received;  // control messages, with their senders
   std::shared_ptr<Doorbell> doorbell;
   Mesh mesh;
+  RunningClock clock;
   Activity activity{.last_event = steady_now(), .quiet_since = steady_now()};
   Lifecycle lifecycle;
   HandleTable handles;
@@ -64,7 +69,7 @@ struct EngineParts {
   PointToPoint point_to_point{config, mesh, [](Batch&) {}};
   ProcessSetRegistry registry{config, mesh, point_to_point, segments, submissions, completion};
   GpuQueue gpu{config, registry, mesh};
-  Liveness liveness{mesh, config.rank};
+  Suspicion suspicion{config.rank, config.size()};
   Peers peers{mesh};
 };
 

@@ -30,7 +30,7 @@ class SimulatedInspection {
   Report run(const State& state) {
     std::vector<std::uint64_t> by_rank(inspections_.size());
     bytes_ = messages_ = largest_ = 0;
-    inspections_[0].begin(5);
+    inspections_[0].begin(Seconds(5));
     std::deque<std::size_t> active{0};
     while (!active.empty()) {
       const std::size_t rank = active.front();

@@ -150,7 +150,7 @@ bool SimulatedJob::can_execute(const Rank& rank) const {
 void SimulatedJob::execute(Rank& me) {
   const auto batch = me.set->poll();
   if (!batch) return;
-  me.set->batch_done(*batch, now_ += 1.0);
+  me.set->batch_done(*batch, now_ += Seconds(1));
   Done& done = me.done.emplace_back(Done{batch->plan, batch->number, {}, batch->tuning});
   for (const OperationPtr& operation : batch->operations) {
     done.names.push_back(operation->name);

@@ -74,7 +74,7 @@ class SimulatedJob {
   std::map<std::pair<int, int>, std::deque<Bytes>> channels_;  // keep the order within each pair
   std::uint64_t messages_ = 0;
   std::uint64_t bytes_ = 0;
-  double now_ = 0;
+  RunningTime now_;
 };
 
 // The hosts of a job's ranks.

@@ -366,7 +366,7 @@ TEST_CASE("the spans of failed operations end in the timeline") {
     // An operation is visible immediately, although it may never run.
     while (content(path).find("\"alone\"") == std::string::npos) std::this_thread::yield();
     cluster.engine(1).abort("test");
-    CHECK(cluster.engine(0).wait(handle, 60).code == HP_ABORTED);
+    CHECK(cluster.engine(0).wait(handle, Seconds(60)).code == HP_ABORTED);
   }
   const auto events = events_of(path);
   const auto rows = rows_of(events);

@@ -24,7 +24,7 @@ using namespace horoplug::testing;
 
 namespace {
 
-constexpr double kTimeout = 60;  // seconds; no wait of a passing test takes so long
+constexpr Seconds kTimeout{60};  // no wait of a passing test takes so long
 
 // The operations that ranks have begun. A send is done when its message has been received.
 struct FunnelWorld {
@@ -359,7 +359,7 @@ TEST_CASE("a thread that is stuck in MPI blocks no other thread") {
     mpi->gate = returns.get_future().share();
     Mpi::Request request = rank.funnel->receive(&nothing, 1, 1);
     CHECK_FALSE(rank.funnel->test(request));
-    CHECK_FALSE(rank.worker->run([] {}, 0.01));
+    CHECK_FALSE(rank.worker->run([] {}, Seconds(0.01)));
     rank.funnel->close();
   }
   CHECK(worker.expired());

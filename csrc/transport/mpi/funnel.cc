@@ -13,7 +13,7 @@ namespace horoplug {
 namespace {
 
 // Seconds for which the destructor waits for the thread's current call.
-constexpr double kTimeToEnd = 0.2;
+constexpr Seconds kTimeToEnd{0.2};
 
 // One call into MPI. It belongs to the thread until it has ended.
 struct MpiCall {

@@ -20,23 +20,23 @@ using namespace horoplug;
 namespace {
 
 RankReport::Pending operation(const std::string& name, double age, bool waited = false) {
-  return {.set = 0, .name = name, .age = age, .waited = waited};
+  return {.set = 0, .name = name, .age = Seconds(age), .waited = waited};
 }
 
 // A rank on which nothing runs, and which had no event for a minute.
 RankReport quiet_rank(int rank, std::vector<RankReport::Pending> pending = {}) {
   RankReport report;
   report.rank = rank;
-  report.quiet = 60;
+  report.quiet = Seconds(60);
   report.pending = std::move(pending);
   return report;
 }
 
 Diagnosis diagnose_job(SimulatedInspection& job, const SimulatedInspection::State& state) {
-  return diagnose(job.run(state), {.members = {{0, job.ranks()}}, .stall_time = 5});
+  return diagnose(job.run(state), {.members = {{0, job.ranks()}}, .stall_time = Seconds(5)});
 }
 
-InspectionQuestion question(std::uint64_t number) { return {number, 5, false, {}}; }
+InspectionQuestion question(std::uint64_t number) { return {number, Seconds(5), false, {}}; }
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -195,7 +195,7 @@ TEST_CASE("deadlocks across groups are those that an exhaustive search finds") {
         const bool waits = !chance(4);
         operation.submitted |= self;
         if (waits) operation.waiting |= self;
-        RankReport::Pending pending{.name = operation.name, .age = 10, .waited = waits};
+        RankReport::Pending pending{.name = operation.name, .age = Seconds(10), .waited = waits};
         if (!operation.group.empty()) {
           pending.group = operation.group;
           for (int member = 0; member < size; ++member) {
@@ -204,9 +204,9 @@ TEST_CASE("deadlocks across groups are those that an exhaustive search finds") {
         }
         report.pending.push_back(pending);
       }
-      if (chance(8)) report.quiet = 1;
+      if (chance(8)) report.quiet = Seconds(1);
       if (chance(8)) report.busy_threads = 1;
-      if (report.quiet < 5 || report.busy_threads > 0) free |= self;
+      if (report.quiet < Seconds(5) || report.busy_threads > 0) free |= self;
       reports.push_back(std::move(report));
     }
     unsigned stuck = 0;
@@ -264,7 +264,7 @@ TEST_CASE("no message of an inspection grows with the number of pending operatio
 TEST_CASE("the answer of a rank outside the subtree, or about another operation, is refused") {
   const Topology topology(std::vector<int>{0, 0, 0});
   StallInspection root(topology.position(0));
-  root.begin(5);
+  root.begin(Seconds(5));
   root.answer(quiet_rank(0, {operation("x", 10, true)}));
   Report report = answer_of(quiet_rank(2), question(1));
   CHECK_THROWS_AS(root.receive(1, report), WireError);

@@ -24,7 +24,7 @@ using horoplug::testing::test_seed;
 
 namespace {
 
-constexpr double kTimeout = 30;  // seconds; no wait of a passing test takes so long
+constexpr Seconds kTimeout{30};  // no wait of a passing test takes so long
 
 // The values that Doorbell writes to its word.
 constexpr std::uint32_t kAsleep = 1, kResting = 2;
@@ -32,7 +32,7 @@ constexpr std::uint32_t kAsleep = 1, kResting = 2;
 // Polls until `condition()` holds, for at most kTimeout; returns whether it holds.
 template <typename Condition>
 bool eventually(const Condition& condition) {
-  const double end = steady_now() + kTimeout;
+  const SteadyTime end = steady_now() + kTimeout;
   while (!condition()) {
     if (steady_now() >= end) return false;
     std::this_thread::yield();
@@ -79,11 +79,10 @@ class TicketWork {
     }
     doorbell_.ring();
   }
-  void sleep(const Ticket& ticket, double seconds) {
+  void sleep(const Ticket& ticket, Seconds time) {
     std::unique_lock lock(done_mutex_);
     sleepers_.fetch_add(1);
-    done_.wait_for(lock, std::chrono::duration<double>(seconds),
-                   [&] { return ticket.done.load(); });
+    done_.wait_for(lock, time, [&] { return ticket.done.load(); });
     sleepers_.fetch_sub(1);
   }
 
@@ -126,13 +125,13 @@ class TicketWork {
   bool has_running_batch() const { return !pending_.empty(); }
   bool has_sleeping_callers() const { return sleepers_.load() > 0; }
   bool must_poll() const { return false; }
-  double quiet_since() const { return quiet_since_; }
+  SteadyTime quiet_since() const { return quiet_since_; }
   // A loop without tickets may rest. With tickets, the interval of watch() is so long that a test
   // which depends on it fails.
-  double sleep_seconds() const { return pending_.empty() ? -1 : watch_seconds.load(); }
-  double watch_interval() const { return watch_seconds; }
+  Seconds sleep_time() const { return pending_.empty() ? kForever : watch_every.load(); }
+  Seconds watch_interval() const { return watch_every; }
 
-  std::atomic<double> watch_seconds{10 * kTimeout};
+  std::atomic<Seconds> watch_every{10 * kTimeout};
   std::atomic<bool> throws{false};
   std::atomic<std::uint64_t> steps{0}, watches{0};
   Status failure;
@@ -150,7 +149,7 @@ class TicketWork {
   // Only accessed by the thread that runs the loop.
   std::vector<TicketPtr> pending_;
   bool stopped_ = false;
-  double quiet_since_ = 0;
+  SteadyTime quiet_since_;
 };
 
 // A rank without peers: a loop and its work.
@@ -169,12 +168,12 @@ struct Rank {
     bool again() const { return false; }
   };
   // Waits as Engine::wait() does.
-  bool wait(Ticket& ticket, double seconds) {
+  bool wait(Ticket& ticket, Seconds time) {
     Wait wait{ticket};
     if (loop.acquire()) {
-      loop.run_until_done(wait, seconds);
+      loop.run_until_done(wait, time);
     } else {
-      work.sleep(ticket, seconds);
+      work.sleep(ticket, time);
     }
     return ticket.done.load();
   }
@@ -210,17 +209,18 @@ TEST_CASE("no wake-up is lost when callers, submitters and flags contend for the
         } else {
           rank.work.set_flag(*ticket);
         }
-        double seconds_left = kTimeout;
+        Seconds left = kTimeout;
         if (random() % 3 == 0) {  // begin with a wait that may be too short
-          rank.wait(*ticket, std::ldexp(1e-6, static_cast<int>(random() % 10)));
+          rank.wait(*ticket, Seconds(std::ldexp(1e-6, static_cast<int>(random() % 10))));
         }
         if (random() % 4 == 0) {  // leave the work to other threads and poll
-          for (double end = steady_now() + kTimeout; !ticket->done && steady_now() < end;) {
+          for (const SteadyTime end = steady_now() + kTimeout;
+               !ticket->done && steady_now() < end;) {
             std::this_thread::yield();
           }
-          seconds_left = 0;
+          left = {};
         }
-        if (!ticket->done && !(seconds_left > 0 && rank.wait(*ticket, seconds_left))) ++late;
+        if (!ticket->done && !(left > Seconds(0) && rank.wait(*ticket, left))) ++late;
         if (peer.joinable()) peer.join();
       }
     });
@@ -255,11 +255,11 @@ TEST_CASE("after a caller has released the loop, the progress thread checks the 
   // The progress thread has no work: once it has released the loop, it sleeps without a time limit.
   REQUIRE(eventually([&] { return rank.word == kResting; }));
   REQUIRE(eventually([&] { return rank.loop.acquire(); }));
-  rank.work.watch_seconds = 0.05;
+  rank.work.watch_every = Seconds(0.05);
   // The ticket's flag is never set, so only watch() runs for it.
   const TicketPtr ticket = rank.work.submit(false);
   Rank::Wait wait{*ticket};
-  rank.loop.run_until_done(wait, 0.01);
+  rank.loop.run_until_done(wait, Seconds(0.01));
   CHECK(!ticket->done);
   const std::uint64_t before = rank.work.watches;
   CHECK(eventually([&] { return rank.work.watches >= before + 3; }));
@@ -273,10 +273,10 @@ TEST_CASE("a wait with a time limit returns in time, whichever thread holds the 
   std::atomic<int> in_time{0};
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
-      const double begin = steady_now();
-      const bool done = rank.wait(*ticket, 0.05);
-      const double seconds = steady_now() - begin;
-      if (!done && seconds >= 0.049 && seconds < kTimeout / 2) ++in_time;
+      const SteadyTime begin = steady_now();
+      const bool done = rank.wait(*ticket, Seconds(0.05));
+      const Seconds waited = steady_now() - begin;
+      if (!done && waited >= Seconds(0.049) && waited < kTimeout / 2) ++in_time;
     });
   }
   for (auto& thread : threads) thread.join();
@@ -319,10 +319,10 @@ TEST_CASE("an exception in a step fails the work and ends every wait") {
   rank.loop.start();
   const TicketPtr ticket = rank.work.submit();
   rank.work.throws = true;
-  const double end = steady_now() + kTimeout;
+  const SteadyTime end = steady_now() + kTimeout;
   while (rank.work.throws && steady_now() < end) {
     rank.doorbell->ring();
-    rank.wait(*ticket, 1e-3);
+    rank.wait(*ticket, Seconds(1e-3));
   }
   rank.loop.join();
   CHECK(rank.work.stopped());

@@ -43,7 +43,7 @@ struct Ones {
 // Waits in slices of random length until the operation is done.
 void await_in_slices(Engine& engine, hp_handle handle, std::mt19937_64& random) {
   for (int slices = 0; slices < 1000000; ++slices) {
-    const double slice = std::ldexp(1e-6, static_cast<int>(random() % 14));
+    const Seconds slice(std::ldexp(1e-6, static_cast<int>(random() % 14)));
     const Status status = engine.wait(handle, slice);
     if (status.code == HP_IN_PROGRESS) continue;
     engine.handles().release(handle);
@@ -56,7 +56,7 @@ void await_in_slices(Engine& engine, hp_handle handle, std::mt19937_64& random) 
 void perform_once(Engine& engine, const std::string& name, std::size_t count) {
   Ones ones(count);
   const OperationPtr operation = ones.operation(engine, name);
-  const Status status = engine.perform(operation, 60);
+  const Status status = engine.perform(operation, Seconds(60));
   engine.handles().release(operation->handle);
   if (!status.ok()) throw Error(status.code, status.message);
   ones.check(engine);
@@ -128,7 +128,7 @@ TEST_CASE("the progress thread finishes operations after their caller stops wait
         Ones later(1000);
         const std::string name = "later." + std::to_string(round);
         const OperationPtr operation = later.operation(engine, name);
-        Status status = engine.perform(operation, rank == 0 ? 20e-6 : 60);
+        Status status = engine.perform(operation, Seconds(rank == 0 ? 20e-6 : 60));
         for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
           std::this_thread::yield();
           status = engine.handles().poll(operation->handle);
@@ -186,7 +186,8 @@ TEST_CASE("a caller whose operation is rejected releases the loop to the progres
   const hp_handle handle = cluster.engine(0).submit(first.operation(cluster.engine(0), "twice"));
   Ones second(4);
   const OperationPtr refused = second.operation(cluster.engine(0), "twice");
-  CHECK(failure_of([&] { cluster.engine(0).perform(refused, 60); }).code == HP_DUPLICATE_NAME);
+  CHECK(failure_of([&] { cluster.engine(0).perform(refused, Seconds(60)); }).code ==
+        HP_DUPLICATE_NAME);
   CHECK(refused->handle == 0);
   perform_once(cluster.engine(1), "twice", 4);
   await(cluster.engine(0), handle);
@@ -213,7 +214,7 @@ TEST_CASE("shutdown and abort end the waits of callers that run the loop, on all
         const OperationPtr operation = ones.operation(cluster.engine(rank), "never");
         ++waiting;
         failures[static_cast<std::size_t>(rank)] = failure_of([&] {
-          const Status status = cluster.engine(rank).perform(operation, 60);
+          const Status status = cluster.engine(rank).perform(operation, Seconds(60));
           throw Error(status.code, status.message);
         });
       });
@@ -229,7 +230,7 @@ TEST_CASE("shutdown and abort end the waits of callers that run the loop, on all
 
 TEST_CASE("callers in a deadlock get an error while they run the loop") {
   EngineOptions options = test_options();
-  options.deadlock_time = 0.3;
+  options.deadlock_time = Seconds(0.3);
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
     Cluster cluster(transport, 2, options);
     cluster.run([&](int rank) {
@@ -253,9 +254,9 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
       const std::uint64_t before = cluster.engine(0).stats().wakeups;
       Ones ones(4);
       const OperationPtr operation = ones.operation(cluster.engine(0), "late");
-      CHECK(cluster.engine(0).perform(operation, 0.05).code == HP_IN_PROGRESS);
+      CHECK(cluster.engine(0).perform(operation, Seconds(0.05)).code == HP_IN_PROGRESS);
       for (int i = 0; i < 9; ++i) {
-        CHECK(cluster.engine(0).wait(operation->handle, 0.05).code == HP_IN_PROGRESS);
+        CHECK(cluster.engine(0).wait(operation->handle, Seconds(0.05)).code == HP_IN_PROGRESS);
       }
       CHECK(cluster.engine(0).stats().wakeups - before < 60);
       perform_once(cluster.engine(1), "late", 4);
@@ -280,10 +281,9 @@ namespace {
 double wait_once(SpinBudget& budget, double arrives, double wakes) {
   constexpr double kLook = 1e-6;
   double time = 0;
-  while (time < arrives && budget.spin(time)) time += kLook;
-  const double spun = time;
-  budget.found(time < arrives ? arrives + wakes : time);
-  return spun;
+  while (time < arrives && budget.spin(steady_at(time))) time += kLook;
+  budget.found(steady_at(time < arrives ? arrives + wakes : time));
+  return time;
 }
 
 }  // namespace
@@ -325,18 +325,21 @@ TEST_CASE("a doorbell wakes a sleeping owner, and a resting owner only by ring()
 
 TEST_CASE("the spin budget follows whether spinning pays") {
   SpinBudget budget;
-  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  CHECK(wait_once(budget, 1.0, 0) ==
+        doctest::Approx(SpinBudget::kMost.count()).epsilon(0.02).scale(0));
   for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
   double total = 0;
   for (int i = 0; i < 160; ++i) total += wait_once(budget, 1.0, 0);
-  CHECK(total == doctest::Approx(10 * SpinBudget::kTry).epsilon(0.1).scale(0));
+  CHECK(total == doctest::Approx(10 * SpinBudget::kTry.count()).epsilon(0.1).scale(0));
   for (int i = 0; i < 10 * SpinBudget::kRests; ++i) wait_once(budget, 10e-6, 0);
-  CHECK(wait_once(budget, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  CHECK(wait_once(budget, 1.0, 0) ==
+        doctest::Approx(SpinBudget::kMost.count()).epsilon(0.02).scale(0));
   // A budget that was reduced grows again.
   SpinBudget cut;
   for (int i = 0; i < 3; ++i) wait_once(cut, 1.0, 0);
   for (int i = 0; i < 5; ++i) wait_once(cut, 10e-6, 0);
-  CHECK(wait_once(cut, 1.0, 0) == doctest::Approx(SpinBudget::kMost).epsilon(0.02).scale(0));
+  CHECK(wait_once(cut, 1.0, 0) ==
+        doctest::Approx(SpinBudget::kMost.count()).epsilon(0.02).scale(0));
 }
 
 TEST_CASE("ranks that all sleep start to spin again") {
@@ -396,9 +399,10 @@ TEST_CASE("the spin budget stays small if events always arrive after the spinnin
   double total = 0;
   for (int i = 0; i < 1600; ++i) {
     double time = 0;
-    while (budget.spin(time)) time += 1e-6;
+    while (budget.spin(steady_at(time))) time += 1e-6;
     total += time;
-    budget.found(time + 30e-6);  // as on a processor that the peers need: however long it spins
+    // As on a processor that the peers need: however long it spins.
+    budget.found(steady_at(time + 30e-6));
   }
   CHECK(total / 1600 < 5e-6);
 }
@@ -419,9 +423,9 @@ struct EndlessWork {
   static bool has_running_batch() { return true; }
   static bool has_sleeping_callers() { return false; }
   static bool must_poll() { return false; }
-  static double quiet_since() { return 0; }
-  static double sleep_seconds() { return -1; }
-  static double watch_interval() { return 0; }
+  static SteadyTime quiet_since() { return {}; }
+  static Seconds sleep_time() { return kForever; }
+  static Seconds watch_interval() { return {}; }
 
   int steps = 0;
   int steps_at_last_watch = 0;

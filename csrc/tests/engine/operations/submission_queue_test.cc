@@ -73,22 +73,22 @@ TEST_CASE("a name in flight is rejected until its operation has ended") {
 
 TEST_CASE("the time is counted during which operations are in flight") {
   Queue queue;
-  CHECK(queue.submissions.active_seconds() == 0);
+  CHECK(queue.submissions.active_time() == Seconds(0));
   const OperationPtr first = make_test_operation("a"), second = make_test_operation("b");
-  const double begin = steady_now();
+  const SteadyTime begin = steady_now();
   CHECK(queue.submit(first).ok());
   CHECK(queue.submit(second).ok());
   queue.finish(first);
-  while (queue.submissions.active_seconds() < 0.01) std::this_thread::yield();
+  while (queue.submissions.active_time() < Seconds(0.01)) std::this_thread::yield();
   CHECK(queue.submit(make_test_operation("b")).code == HP_DUPLICATE_NAME);
   queue.finish(second);
-  const double active = queue.submissions.active_seconds();
-  CHECK(active >= 0.01);
+  const Seconds active = queue.submissions.active_time();
+  CHECK(active >= Seconds(0.01));
   CHECK(active <= steady_now() - begin);
   queue.submissions.forget({&second, 1});  // has ended already
-  CHECK(queue.submissions.active_seconds() == active);
+  CHECK(queue.submissions.active_time() == active);
   CHECK(queue.submit(make_test_operation("c")).ok());
-  while (queue.submissions.active_seconds() < active + 0.01) std::this_thread::yield();
+  while (queue.submissions.active_time() < active + Seconds(0.01)) std::this_thread::yield();
 }
 
 TEST_CASE("a list of submissions is admitted up to the first operation that is rejected") {
@@ -215,7 +215,7 @@ TEST_CASE("operations of several threads arrive once each, in the order of their
     });
   }
   std::map<std::string, int> next;
-  const double end = steady_now() + 60;
+  const SteadyTime end = steady_now() + Seconds(60);
   for (int taken = 0; taken < kThreads * count && steady_now() < end;) {
     for (const OperationPtr& operation : queue.take()) {
       const std::string thread = operation->name.substr(0, operation->name.find('.'));
