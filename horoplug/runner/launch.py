@@ -5,6 +5,7 @@ Exit codes: 0; that of the rank that failed first (128 + n for signal n); 2 for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -79,25 +80,16 @@ def make_job(
     from .job.job import Job
     from .job.spec import JobSpec
 
-    began = time.monotonic()
+    make_spec = functools.partial(JobSpec, began=time.monotonic(), serve=serve, terms=terms)
     if options.is_elastic:
         from .command.elastic_launch import make_elastic_job
 
-        return make_elastic_job(options, given_hosts(options), began, serve, terms)
+        return make_elastic_job(options, given_hosts(options), make_spec)
     size = options.num_proc or 1
     hosts = assign_ranks(given_hosts(options) or [Host("localhost", size)], size)
     check_command(options.command, here=any(host.is_local for host in hosts))
     with wrong_settings():
-        return Job(
-            JobSpec(
-                size=size,
-                hosts=hosts,
-                began=began,
-                serve=serve,
-                terms=terms,
-                **common_fields(options),
-            )
-        )
+        return Job(make_spec(size=size, hosts=hosts, **common_fields(options)))
 
 
 def given_hosts(options: Options) -> list[Host] | None:

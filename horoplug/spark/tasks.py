@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -36,6 +35,7 @@ from horoplug.base.errors import AuthenticationError, ProtocolError, RendezvousE
 from horoplug.compat import python_path
 from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.messages import MessageStream
+from horoplug.runner.agent.agent import ends_with
 from horoplug.runner.environment import give_threads
 
 from .feed import Feeder
@@ -48,8 +48,6 @@ LONGEST: Final = 1 << 20  # bytes of a message's payload
 _CONNECT_SECONDS = 30.0
 _GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 _PIECE = 1 << 16
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 # Variables by which Spark's Python workers and Java authenticate each other. Programs do not need them.
 _OF_SPARK: Final = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_DIR")
 
@@ -173,13 +171,6 @@ def _environment(variables: dict[str, str], ticket: Ticket) -> dict[str, str]:
 def _popen(
     python: list[str], env: dict[str, str], passed: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    me = os.getpid()
-
-    def in_child() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # Spark has killed the worker
-        if os.getppid() != me:
-            os._exit(1)
-
     return subprocess.Popen(
         [*python, "-m", "horoplug.runner.functions.run_task"],
         env=env,
@@ -189,7 +180,7 @@ def _popen(
         bufsize=0,
         pass_fds=passed,
         start_new_session=True,
-        preexec_fn=in_child,
+        preexec_fn=ends_with(os.getpid()),  # when Spark kills the worker
     )
 
 

@@ -54,7 +54,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import IO, Any
 
 if __name__ == "__main__" and sys.argv[0] != "-c":
@@ -175,6 +175,18 @@ def kill_descendants() -> None:
         time.sleep(0.005)
         reap()
     reap()
+
+
+def ends_with(parent: int) -> Callable[[], None]:
+    """What a new process calls, so that the kernel kills it when the thread of its parent that has started it ends.
+    ``parent``: the pid."""
+
+    def in_child() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died before the line above
+
+    return in_child
 
 
 def severity(code: int) -> int:
@@ -436,13 +448,6 @@ class Agent:
         self, rank: int, command: list[bytes], env: dict[str, str], cwd: bytes, stdin: int
     ) -> subprocess.Popen[bytes] | None:
         """Start a process whose output is relayed. Returns None, and reports the error, if it cannot be started."""
-        me = os.getpid()
-
-        def in_child() -> None:
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != me:
-                os._exit(1)  # the agent died before the line above
-
         try:
             process = subprocess.Popen(
                 command,
@@ -453,7 +458,7 @@ class Agent:
                 cwd=cwd,
                 env=env,
                 start_new_session=True,
-                preexec_fn=in_child,
+                preexec_fn=ends_with(os.getpid()),
             )
         except (OSError, subprocess.SubprocessError) as error:
             reason = getattr(error, "strerror", None) or str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from horoplug.base import config
 from horoplug.runner.checks import UsageError, check_command
@@ -16,7 +16,6 @@ from horoplug.runner.hosts.hosts import Host, Machines, Placement, assign_ranks
 from horoplug.runner.job.elastic import ElasticPolicy
 from horoplug.runner.job.job import Job
 from horoplug.runner.job.spec import JobSpec
-from horoplug.runner.terms import COMMAND_LINE, Terms
 
 from .arguments import Options
 from .job_options import common_fields, wrong_settings
@@ -25,14 +24,10 @@ _UNLIMITED = 1 << 20
 
 
 def make_elastic_job(
-    options: Options,
-    hosts: Sequence[Host] | None,
-    began: float,
-    serve: Callable[[str, bytes], Mapping[str, str]] | None = None,
-    terms: Terms = COMMAND_LINE,
+    options: Options, hosts: Sequence[Host] | None, make_spec: Callable[..., JobSpec]
 ) -> Job:
-    """The elastic job that the options describe. ``hosts``: those that the options name, None: none. The other
-    arguments are fields of :class:`horoplug.runner.job.spec.JobSpec`. Errors: UsageError."""
+    """The elastic job that the options describe. ``hosts``: those that the options name, None: none; ``make_spec``:
+    takes the fields of the specification that the options give. Errors: UsageError."""
     limits = _limits(options)
     discovery = None
     if options.host_discovery_script is not None:
@@ -54,13 +49,10 @@ def make_elastic_job(
     slots = {placement.name: len(placement.ranks) for placement in placements}
     with wrong_settings():
         env = common_environment(os.environ, options.settings)
-        spec = JobSpec(
+        spec = make_spec(
             size=min(limits.maximum, max(sum(slots.values()), 1)),
             hosts=[Placement(p.name, p.is_local, (), p.addresses) for p in placements],
             hosts_may_come=limits.hosts_may_come,
-            began=began,
-            serve=serve,
-            terms=terms,
             **common_fields(options),
         )
         policy = functools.partial(
