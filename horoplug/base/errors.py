@@ -101,7 +101,7 @@ class NotInitializedError(ValueError):
     """
 
     def __init__(self) -> None:
-        super().__init__("Horovod has not been initialized; use hvd.init().")
+        super().__init__("Horovod has not been initialized; use hvd.init()")
 
 
 # ---- rendezvous -----------------------------------------------------------------------------------------------------

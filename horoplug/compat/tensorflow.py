@@ -22,87 +22,47 @@ _SessionRunHook = tf.compat.v1.train.SessionRunHook
 # ---- horovod.tensorflow ----------------------------------------------------------------------------------------------
 
 
-def _allreduce_cond(
-    tensor: Any, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
-) -> Any:
-    """The reduced tensor; on a rank outside of the process set the tensor itself."""
-    if not process_set.included():
-        return tensor
-    kwargs["process_set"] = process_set
-    return mpi_ops.allreduce(tensor, *args, **kwargs)
+def _if_included(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation, which returns its input on a rank outside of the process set."""
+
+    def call(
+        given: Any, *args: Any, process_set: ProcessSet = global_process_set, **options: Any
+    ) -> Any:
+        if not process_set.included():
+            return given
+        return operation(given, *args, process_set=process_set, **options)
+
+    return call
 
 
-def _grouped_allreduce_cond(
-    tensors: Any, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
-) -> Any:
-    """As :func:`_allreduce_cond`, for a group of tensors."""
-    if not process_set.included():
-        return tensors
-    kwargs["process_set"] = process_set
-    return mpi_ops.grouped_allreduce(tensors, *args, **kwargs)
+_allreduce_cond = _if_included(mpi_ops.allreduce)
+_grouped_allreduce_cond = _if_included(mpi_ops.grouped_allreduce)
 
 
 # ---- horovod.tensorflow.mpi_ops: the operations below the public ones, whose default is the sum ---------------------
 
 
-def _allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: int = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    return mpi_ops.allreduce(
-        tensor,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set=process_set,
-    )
+def _in_order(function: Callable[..., Any], order: str) -> Callable[..., Any]:
+    """A function with its arguments in this order, and the sum as the default."""
+    names = order.split()
+
+    def call(*args: Any, **options: Any) -> Any:
+        given = dict(zip(names[: len(args)], args, strict=True))
+        return function(**{"op": Sum, **given, **options})
+
+    return call
 
 
-def _grouped_allreduce(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: int = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    return mpi_ops.grouped_allreduce(
-        tensors,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set=process_set,
-    )
-
-
-def _reducescatter(
-    tensor: Any,
-    name: str | None = None,
-    op: int = Sum,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
-    return mpi_ops.reducescatter(
-        tensor,
-        name=name,
-        op=op,
-        ignore_name_scope=ignore_name_scope,
-        process_set=process_set,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-    )
+_FACTORS = "prescale_factor postscale_factor"
+_allreduce = _in_order(
+    mpi_ops.allreduce, f"tensor name op {_FACTORS} ignore_name_scope process_set"
+)
+_grouped_allreduce = _in_order(
+    mpi_ops.grouped_allreduce, f"tensors name op {_FACTORS} ignore_name_scope process_set"
+)
+_reducescatter = _in_order(
+    mpi_ops.reducescatter, f"tensor name op ignore_name_scope process_set {_FACTORS}"
+)
 
 
 def _grouped_reducescatter(

@@ -1,6 +1,7 @@
 """The autograd functions of ``horovod.torch.mpi_ops``, which programs call as ``HorovodAllreduce.apply(...)``."""
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
@@ -8,138 +9,40 @@ from horoplug.common.process_sets import ProcessSet
 from horoplug.torch import mpi_ops
 
 
-class HorovodAllreduce:
-    """Differentiable allreduce."""
+def _autograd_function(operation: Callable[..., Any], order: str) -> type:
+    """A class whose method ``apply`` takes a tensor and the arguments in this order; for a grouped operation, the
+    arguments and then the tensors."""
+    names, is_grouped = order.split(), operation.__name__.startswith("grouped_")
 
-    @staticmethod
-    def apply(
-        tensor: torch.Tensor,
-        average: bool | None,
-        name: str | None,
-        op: int | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-    ) -> torch.Tensor:
-        """See :func:`horoplug.torch.allreduce`; likewise for the following classes."""
-        return mpi_ops.allreduce(
-            tensor,
-            average=average,
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
+    def apply(*args: Any) -> Any:
+        if not is_grouped:
+            return operation(args[0], **dict(zip(names, args[1:], strict=True)))
+        options, tensors = args[: len(names)], args[len(names) :]
+        return tuple(operation(tensors, **dict(zip(names, options, strict=True))))
+
+    text = f"Differentiable {operation.__name__}; see :func:`horoplug.torch.{operation.__name__}`."
+    name = f"Horovod{operation.__name__.title().replace('_', '')}"
+    return type(name, (), {"__doc__": text, "apply": staticmethod(apply)})
 
 
-class HorovodGroupedAllreduce:
-    """Differentiable allreduce of a group of tensors."""
+_ALLREDUCE: Final = "average name op prescale_factor postscale_factor process_set"
+_REDUCESCATTER: Final = "name op process_set prescale_factor postscale_factor"
 
-    @staticmethod
-    def apply(
-        average: bool | None,
-        name: str | None,
-        op: int | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        reduced = mpi_ops.grouped_allreduce(
-            tensors,
-            average=average,
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
-        return tuple(reduced)
-
-
-class HorovodAllgather:
-    """Differentiable allgather."""
-
-    @staticmethod
-    def apply(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        return mpi_ops.allgather(tensor, name, process_set)
-
-
-class HorovodGroupedAllgather:
-    """Differentiable allgather of a group of tensors."""
-
-    @staticmethod
-    def apply(
-        name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        return tuple(mpi_ops.grouped_allgather(tensors, name, process_set))
-
-
-class HorovodBroadcast:
-    """Differentiable broadcast."""
-
-    @staticmethod
-    def apply(
-        tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
-    ) -> torch.Tensor:
-        return mpi_ops.broadcast(tensor, root_rank, name, process_set)
+HorovodAllreduce = _autograd_function(mpi_ops.allreduce, _ALLREDUCE)
+HorovodGroupedAllreduce = _autograd_function(mpi_ops.grouped_allreduce, _ALLREDUCE)
+HorovodAllgather = _autograd_function(mpi_ops.allgather, "name process_set")
+HorovodGroupedAllgather = _autograd_function(mpi_ops.grouped_allgather, "name process_set")
+HorovodBroadcast = _autograd_function(mpi_ops.broadcast, "root_rank name process_set")
+HorovodReducescatter = _autograd_function(mpi_ops.reducescatter, _REDUCESCATTER)
+HorovodGroupedReducescatter = _autograd_function(mpi_ops.grouped_reducescatter, _REDUCESCATTER)
 
 
 class HorovodAlltoall:
     """Differentiable alltoall. Returns the received rows, and how many have come from each rank."""
 
     @staticmethod
-    def apply(
-        tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def apply(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         if splits is None:
             ranks = process_set.size() or 1
             splits = torch.full((ranks,), tensor.shape[0] // ranks, dtype=torch.int32)
-        result: Any = mpi_ops.alltoall(tensor, splits, name, process_set)
-        return cast(tuple[torch.Tensor, torch.Tensor], result)
-
-
-class HorovodReducescatter:
-    """Differentiable reducescatter."""
-
-    @staticmethod
-    def apply(
-        tensor: torch.Tensor,
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
-    ) -> torch.Tensor:
-        return mpi_ops.reducescatter(
-            tensor,
-            name=name,
-            op=op,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
-
-
-class HorovodGroupedReducescatter:
-    """Differentiable reducescatter of a group of tensors."""
-
-    @staticmethod
-    def apply(
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        reduced = mpi_ops.grouped_reducescatter(
-            tensors,
-            name=name,
-            op=op,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
-        return tuple(reduced)
+        return mpi_ops.alltoall(tensor, splits, name, process_set)

@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import sysconfig
-import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from packaging.version import Version
 
 from horoplug.common import basics
+from horoplug.common.reduce_ops import resolve
 
 EXTENSIONS: Final = ["tensorflow", "torch", "mxnet"]
 _GPU_CHECKS: Final = {
@@ -52,18 +52,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
         raise ImportError(f"horoplug does not provide {ext_name} yet")
 
 
-def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that caches results by the (hashable) positional and keyword arguments."""
-    known: dict[Hashable, Any] = {}
-
-    @functools.wraps(function)
-    def cached(*args: Any, **kwargs: Any) -> Any:
-        key = args, frozenset(kwargs.items())
-        if key not in known:
-            known[key] = function(*args, **kwargs)
-        return known[key]
-
-    return cached
+_cache = functools.cache
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -190,23 +179,5 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 def get_average_backwards_compatibility_fun(
     reduce_ops: Any,
 ) -> Callable[[int | None, bool | None], int]:
-    """A function ``resolve(op, average)`` that returns the reduction op; by default Average.
-
-    ``average`` is the deprecated predecessor of ``op``. ``reduce_ops``: a module with Average and Sum. ``resolve``
-    raises ValueError if both arguments are given."""
-
-    def resolve(op: int | None, average: bool | None) -> int:
-        if op is not None and average is not None:
-            raise ValueError("The op parameter supersedes average. Give only one of them")
-        if op is not None:
-            return op
-        if average is None:
-            default: int = reduce_ops.Average
-            return default
-        warnings.warn(
-            "average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=2
-        )
-        chosen: int = reduce_ops.Average if average else reduce_ops.Sum
-        return chosen
-
+    """:func:`horoplug.common.reduce_ops.resolve`, whatever module of reductions ``reduce_ops`` is."""
     return resolve

@@ -1,6 +1,7 @@
 """Helpers of Horovod's TensorFlow module, which some programs use."""
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,6 +84,9 @@ def _make_allreduce_grads_fn(
     return allreduce_grads
 
 
+_SIGNATURE = inspect.signature(_make_allreduce_grads_fn)
+
+
 @_cache
 def _cached_allreduce_grads_fn(groups: Any, **options: Any) -> Any:
     groups = refs_to_vars(groups) if isinstance(groups, tuple) else groups
@@ -90,28 +94,11 @@ def _cached_allreduce_grads_fn(groups: Any, **options: Any) -> Any:
     return _make_subgraph(made) if _executing_eagerly() else made
 
 
-def _make_cached_allreduce_grads_fn(
-    name: str,
-    device_dense: str,
-    device_sparse: str,
-    compression: Any,
-    sparse_as_dense: bool,
-    op: int,
-    gradient_predivide_factor: float,
-    groups: Groups,
-    process_set: ProcessSet = global_process_set,
-) -> Callable[..., list[Any]]:
+def _make_cached_allreduce_grads_fn(*args: Any, **options: Any) -> Callable[..., list[Any]]:
     """:func:`_make_allreduce_grads_fn` with a cache: equal arguments give the same function, which is a
     ``tf.function`` in eager mode."""
-    cached: Callable[..., list[Any]] = _cached_allreduce_grads_fn(
-        vars_to_refs(groups) if isinstance(groups, (list, tuple)) else groups,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        process_set=process_set,
-    )
+    given = _SIGNATURE.bind(*args, **options).arguments
+    groups = given.pop("groups")
+    groups = vars_to_refs(groups) if isinstance(groups, (list, tuple)) else groups
+    cached: Callable[..., list[Any]] = _cached_allreduce_grads_fn(groups, **given)
     return cached

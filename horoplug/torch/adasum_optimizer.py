@@ -7,12 +7,11 @@ submits the difference; ``step`` waits for the combined differences and adds the
 only, and are the same on all ranks."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from horoplug.common.reduction_options import ReductionOptions
 from horoplug.torch.distributed_optimizer import _DistributedOptimizer
 from horoplug.torch.plain import plain
 from horoplug.torch.reduction import Reducer
@@ -21,14 +20,10 @@ from horoplug.torch.reduction import Reducer
 class _DeltaReducer(Reducer):
     """Reduces the changes of parameters instead of their gradients."""
 
-    def __init__(
-        self,
-        delta: Callable[[], Any],
-        names: Mapping[torch.Tensor, str],
-        options: ReductionOptions,
-    ) -> None:
-        super().__init__(names, options)
-        self._delta = delta  # a weak reference, because the optimizer holds this object
+    def __init__(self, optimizer: "_DistributedAdasumOptimizer") -> None:
+        super().__init__(optimizer._parameter_names, optimizer._options)
+        # The optimizer holds this object.
+        self._delta: Callable[[], Any] = weakref.WeakMethod(optimizer._delta)
         self._sends_as_is = False
 
     def _pack(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -49,8 +44,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
     hook of the parameter."""
 
     def _make_reducer(self) -> Reducer:
-        delta = weakref.WeakMethod(self._delta)
-        return _DeltaReducer(delta, self._parameter_names, self._options)
+        return _DeltaReducer(self)
 
     def _delta(self, parameter: torch.Tensor) -> torch.Tensor:
         """The change of a parameter in a step of the wrapped optimizer. The step updates the optimizer's state, and the

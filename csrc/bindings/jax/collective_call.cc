@@ -43,7 +43,7 @@ CollectiveCall::CollectiveCall(const xla::CallFrame& frame)
       inputs_(tensors_of(frame.arguments)),
       outputs_(tensors_of(frame.results)) {
   if (!lease_) {
-    throw Failure(xla::kFailedPrecondition, "Horovod has not been initialized; use hvd.init().");
+    throw Failure(xla::kFailedPrecondition, "Horovod has not been initialized; use hvd.init()");
   }
   if (inputs_.empty() || outputs_.size() < inputs_.size()) {
     throw Failure(xla::kInternal, "the call has no arrays");

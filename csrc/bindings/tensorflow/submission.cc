@@ -62,7 +62,7 @@ void check(hp_status status) {
 }
 
 Failure not_initialized() {
-  return {kFailedPrecondition, "Horovod has not been initialized; use hvd.init()."};
+  return {kFailedPrecondition, "Horovod has not been initialized; use hvd.init()"};
 }
 
 hp_submission submission_of(const Kernel& kernel, std::int32_t dtype,

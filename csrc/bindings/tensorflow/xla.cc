@@ -100,7 +100,7 @@ void copy_rows(const CustomCall& call, hp_engine* engine, hp_handle handle, int 
         call.kernel.name + " has " + std::to_string(result.rows) +
             " rows, but the function was compiled for " + std::to_string(expected) +
             ": in a function that XLA compiles, the tensors of all ranks must have the same shape, "
-            "and the number of ranks must not change; use jit_compile=False otherwise.");
+            "and the number of ranks must not change; use jit_compile=False otherwise");
   }
   if (result.bytes > 0) std::memcpy(output, result.data, static_cast<std::size_t>(result.bytes));
 }
@@ -197,7 +197,7 @@ void refuse(void* /*stream*/, void** /*buffers*/, const char* /*text*/, std::siz
             CallOutcome* outcome) noexcept {
   set_failure(*outcome,
               "horoplug runs in functions that XLA compiles for the CPU only, not for a GPU: use "
-              "jit_compile=False, or tf.device('CPU') around the function.");
+              "jit_compile=False, or tf.device('CPU') around the function");
 }
 
 // std::optional<absl::string_view>. The order of the members of the view is not assumed.
