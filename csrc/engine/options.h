@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/by_rank.h"
 #include "base/log.h"
 #include "collectives/costs.h"
 #include "controller/plans/tuner.h"
@@ -79,7 +80,7 @@ struct Member {
 
 struct EngineConfig {
   int rank = 0;
-  std::vector<Member> members;  // by rank
+  ByRank<Member> members;
   // Where to ask for absent connections (see OnDemandConnections); empty: all of them exist. On all
   // ranks or on none.
   Fd connection_requests;
@@ -91,6 +92,8 @@ struct EngineConfig {
   Log log;
 
   int size() const { return static_cast<int>(members.size()); }
+  const Member& self() const { return members[rank]; }
+  Member& self() { return members[rank]; }
 };
 
 }  // namespace horoplug
