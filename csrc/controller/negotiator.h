@@ -124,7 +124,7 @@ class Negotiator {
     const NameTable::Entry* known = state_.names.at(id);
     return known != nullptr ? &known->name : nullptr;
   }
-  // Grows whenever all pending operations are failed.
+  // Its number. It grows when a plan is installed or ends, and when all pending operations fail.
   std::uint32_t agreement() const { return agreement_; }
 
  private:
