@@ -1,8 +1,7 @@
 // A call of a collective, and the table of the algorithms that can run it.
 //
-// An algorithm is one function in a file of its own: a coroutine over a Comm and a Call. All ranks
-// must choose the same algorithm, so `can` and `cost` depend only on values that are equal on all
-// ranks.
+// An algorithm is one function: a coroutine over a Comm and a Call. All ranks must choose the same
+// algorithm, so `can` and `cost` depend only on values that are equal on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -86,7 +85,9 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
 // themselves (GpuGroup::agree_in_hosts).
 bool may_work_in_hosts(const Comm& comm, const Call& call, const char* forced);
 
-// Each algorithm is defined in the file of its name, host_mpi() in mpi/collectives.cc.
+// Each algorithm is defined in the file of its name, without the name of the folder: gpu_nccl() in
+// gpu/nccl.cc. The exceptions: host_mpi() is in mpi/collectives.cc, allreduce_lines() in
+// shm/allreduce_flag_lines.cc, gpu_adasum_*() in adasum/gpu.cc, and *_chain() beside *_tree().
 Task host_mpi(Comm& comm, Call& call);  // every operation, by MPI's own collectives
 Task allreduce_lines(Comm& comm, Call& call);
 Task allreduce_direct(Comm& comm, Call& call);

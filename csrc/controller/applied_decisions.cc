@@ -30,8 +30,8 @@ void AppliedDecisions::apply_member(const DecisionItem::Member& member, Decision
     throw WireError("name id out of order");
   }
   learner_.note(name, signature,
-                pending != nullptr && member.absent.empty() ? pending->dependency_epoch
-                                                            : PlanLearner::kNoDependencyEpoch);
+                pending != nullptr && member.absent.empty() ? pending->dependency_stage
+                                                            : PlanLearner::kNoDependencyStage);
   if (is_absent) {
     decision.unknown.emplace(name, signature);
   } else {

@@ -19,8 +19,8 @@ Negotiator::Negotiator(std::uint32_t set, TreePosition position, const Options& 
 // ---- what this rank asks for ----
 
 void Negotiator::submit(const std::string& name, const Signature& signature,
-                        std::uint64_t dependency_epoch) {
-  state_.pending.add(name, signature, dependency_epoch);
+                        std::uint64_t dependency_stage) {
+  state_.pending.add(name, signature, dependency_stage);
   enter(name, signature);
 }
 
@@ -33,11 +33,7 @@ void Negotiator::join() {
   plans_.break_plan();
 }
 
-void Negotiator::leave() { request_end(position().rank); }
-
-void Negotiator::close(int rank) { request_end(rank); }
-
-void Negotiator::request_end(int rank) {
+void Negotiator::close(int rank) {
   if (closed()) return;
   if (!is_root()) {
     node_.send_to_parent(encode_leave(set_, rank));
@@ -101,9 +97,9 @@ bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
 
 void Negotiator::receive(int from, const Ready& ready) {
   const std::size_t child = node_.child_index(from);
-  if (ready.epoch > epoch_) throw WireError("message of a future epoch");
+  if (ready.agreement > agreement_) throw WireError("message of a future agreement");
   // It refers to operations that have failed meanwhile.
-  if (ready.epoch < epoch_ || closed()) return;
+  if (ready.agreement < agreement_ || closed()) return;
   for (const std::uint32_t id : ready.ids) {
     const NameTable::Entry* known = state_.names.at(id);
     if (known == nullptr) throw WireError("unknown name id");
@@ -119,20 +115,20 @@ void Negotiator::receive(int from, const Ready& ready) {
 
 void Negotiator::receive(int from, const Decisions& decisions) {
   node_.require_parent(from);
-  if (decisions.epoch != epoch_) throw WireError("decisions of a different epoch");
+  if (decisions.agreement != agreement_) throw WireError("decisions of a different agreement");
   node_.send_to_children(encode(set_, decisions));
   for (const DecisionItem& item : decisions.items) apply(item);
 }
 
 void Negotiator::receive_leave(int from, int rank) {
   node_.child_index(from);
-  request_end(rank);
+  close(rank);
 }
 
 void Negotiator::receive_join(int from, const Joined& joined) {
   const auto& below = position().subtrees[node_.child_index(from)];
-  if (joined.epoch > epoch_) throw WireError("message of a future epoch");
-  if (joined.epoch < epoch_ || closed()) return;
+  if (joined.agreement > agreement_) throw WireError("message of a future agreement");
+  if (joined.agreement < agreement_ || closed()) return;
   if (std::find(below.begin(), below.end(), joined.rank) == below.end()) {
     throw WireError("join of a rank outside the sender's subtree");
   }
@@ -174,7 +170,7 @@ void Negotiator::note_join(int rank) {
   // Report readiness before the join: after the join the parent expects nothing more from this
   // rank.
   flush();
-  node_.send_to_parent(encode_join(set_, epoch_, rank));
+  node_.send_to_parent(encode_join(set_, agreement_, rank));
 }
 
 void Negotiator::answer_dependency_query() {
@@ -190,7 +186,7 @@ void Negotiator::flush() {
   if (is_root()) {
     decide();
   } else if (!ready_.empty()) {
-    node_.send_to_parent(ready_.take_message(set_, epoch_));
+    node_.send_to_parent(ready_.take_message(set_, agreement_));
   }
 }
 
@@ -217,13 +213,13 @@ void Negotiator::decide_after_halt() {
 }
 
 void Negotiator::publish(const std::vector<DecisionItem>& items) {
-  node_.send_to_children(encode(set_, Decisions{epoch_, items}));
+  node_.send_to_children(encode(set_, Decisions{agreement_, items}));
   for (const DecisionItem& item : items) apply(item);
 }
 
 // ---- applying decisions ----
 
-// What ranks have announced to each other in this epoch counts no more.
+// What ranks have announced to each other in this agreement counts no more.
 void Negotiator::forget_negotiation() {
   state_.readiness.clear();
   coordinator_.clear();
@@ -269,7 +265,7 @@ void Negotiator::apply(const DecisionItem& item) {
       decisions_.apply_error(item);
       break;
     case DecisionItem::Kind::kFailAll:
-      ++epoch_;
+      ++agreement_;
       forget_everything();
       decisions_.add_end(item.kind, {item.code, item.text});
       break;
@@ -282,7 +278,7 @@ void Negotiator::apply(const DecisionItem& item) {
 void Negotiator::install_plan(const DecisionItem& item) {
   plans_.install(item, decisions_.last_batch());
   coordinator_.plan_installed(decisions_.last_batch());
-  ++epoch_;
+  ++agreement_;
   // From here on readiness counts for the plan.
   forget_negotiation();
   learner_.reset();
@@ -309,8 +305,8 @@ void Negotiator::stop_plan(const DecisionItem& item) {
 // The plan has ended after the last batch.
 void Negotiator::return_to_negotiation() {
   coordinator_.plan_uninstalled(decisions_.last_batch());
-  ++epoch_;
-  // What was announced beside the plan is announced anew, in the new epoch.
+  ++agreement_;
+  // What was announced beside the plan is announced anew, in the new agreement.
   forget_negotiation();
   // All other ready operations return to negotiation.
   for (const auto* entry : state_.pending.in_order()) enter(entry->first, entry->second.signature);

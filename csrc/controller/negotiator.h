@@ -22,7 +22,7 @@
 // This class is a state machine without I/O, clocks or threads: submissions and messages go in,
 // messages and decisions come out. Every rank sees the same decisions in the same order, with one
 // exception: when a plan ends or pauses, some ranks may see one more batch, which is withdrawn.
-// Every message carries an epoch; messages of an earlier epoch are dropped.
+// Every message carries the number of the agreement; messages of an earlier one are dropped.
 //
 // The parts, each with its own state: RankState (what is submitted here and in the subtree),
 // ReadyCollector (what to tell the parent), PlanFollower (this rank's plans), PlanLearner,
@@ -37,9 +37,9 @@
 
 #include "base/status.h"
 #include "controller/applied_decisions.h"
-#include "controller/coordinator.h"
 #include "controller/messages/messages.h"
-#include "controller/plan_follower.h"
+#include "controller/plans/coordinator.h"
+#include "controller/plans/plan_follower.h"
 #include "controller/plans/plan_learner.h"
 #include "controller/ready_collector.h"
 #include "controller/state/rank_state.h"
@@ -63,14 +63,14 @@ class Negotiator {
   Negotiator& operator=(const Negotiator&) = delete;
 
   // This rank is ready to run an operation. The name must not be pending, and the set must be open.
-  // `dependency_epoch` grows with every submission that follows the observation of a result (see
+  // `dependency_stage` grows with every submission that follows the observation of a result (see
   // DependencyQuery).
   void submit(const std::string& name, const Signature& signature,
-              std::uint64_t dependency_epoch = 0);
+              std::uint64_t dependency_stage = 0);
   // This rank submits nothing more until every rank has joined, which is then decided (kJoined).
   void join();
   // This rank wants to leave: the set closes for all ranks, after the operations decided by then.
-  void leave();
+  void leave() { close(position().rank); }
   // Closes the set in the same way because all its ranks remove it, or because `rank`, which need
   // not be in it, has left the job.
   void close(int rank = kSetRemoved);
@@ -124,15 +124,14 @@ class Negotiator {
     const NameTable::Entry* known = state_.names.at(id);
     return known != nullptr ? &known->name : nullptr;
   }
-  // Grows whenever all pending operations are failed.
-  std::uint32_t epoch() const { return epoch_; }
+  // Its number. It grows when a plan is installed or ends, and when all pending operations fail.
+  std::uint32_t agreement() const { return agreement_; }
 
  private:
   // What this rank and its children announce.
   void enter(const std::string& name, const Signature& signature);
   void pass_on(std::optional<ReadinessTable::Complete> complete);
   void note_join(int rank);
-  void request_end(int rank);
   void answer_dependency_query();
 
   // Root only.
@@ -151,7 +150,7 @@ class Negotiator {
 
   const std::uint32_t set_;
   TreeNode node_;
-  std::uint32_t epoch_ = 0;
+  std::uint32_t agreement_ = 0;
   Status end_;  // not HP_OK: the set is closed
 
   RankState state_;

@@ -49,7 +49,7 @@ class PointToPointMatcher {
     Shape shape;
   };
   // `source`: where the tensor is; `data`: the tensor itself if it is to be in the offer.
-  void send(const Posting& posting, Offer::Source source = Offer::Source::kHost, Bytes data = {});
+  void send(const Posting& posting, Offer::Source source = Offer::Source::kCpu, Bytes data = {});
   void receive(const Posting& posting);
   // Lets the sender of a recv that has started begin. `slots`: see Accept.
   void accept(int from, std::uint64_t transfer, std::vector<std::uint32_t> slots);
@@ -82,9 +82,9 @@ class PointToPointMatcher {
     std::uint64_t transfer = 0;  // not kCopy, kFail: its number among those from the sender
     std::uint64_t partner = 0;   // kCopy: the recv of this rank that gets what `ticket` sends
     Status status{};             // kFail; a recv may have started before
-    std::vector<std::uint32_t> slots{};           // kSend: see Accept
-    Offer::Source source = Offer::Source::kHost;  // kReceive
-    Bytes data{};                                 // kDeliver
+    std::vector<std::uint32_t> slots{};          // kSend: see Accept
+    Offer::Source source = Offer::Source::kCpu;  // kReceive
+    Bytes data{};                                // kDeliver
   };
   std::vector<Event> take_events() { return std::exchange(events_, {}); }
   struct Message {

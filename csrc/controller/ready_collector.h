@@ -34,9 +34,9 @@ class ReadyCollector {
   bool empty() const { return ready_.ids.empty() && ready_.requests.empty(); }
 
   // The message with everything that was added since the last call.
-  Bytes take_message(std::uint32_t set, std::uint32_t epoch) {
+  Bytes take_message(std::uint32_t set, std::uint32_t agreement) {
     std::sort(ready_.ids.begin(), ready_.ids.end());
-    ready_.epoch = epoch;
+    ready_.agreement = agreement;
     Bytes message = encode(set, ready_);
     clear();
     return message;

@@ -10,10 +10,6 @@
 namespace horoplug {
 namespace {
 
-Member& self_of(EngineConfig& config) {
-  return config.members[static_cast<std::size_t>(config.rank)];
-}
-
 // Throws Error if an engine cannot be made of this.
 EngineConfig checked(EngineConfig config) {
   const int rank = config.rank;
@@ -22,25 +18,24 @@ EngineConfig checked(EngineConfig config) {
                 "rank " + std::to_string(rank) + " of a job of " + std::to_string(config.size()));
   }
   for (int peer = 0; peer < config.size(); ++peer) {
-    if (peer != rank && !config.members[static_cast<std::size_t>(peer)].stream) {
+    if (peer != rank && !config.members[peer].stream) {
       throw Error(HP_INVALID_ARGUMENT, "no connection to rank " + std::to_string(peer));
     }
   }
-  Member& self = self_of(config);
-  if (!self.doorbell) self.doorbell = std::make_shared<Doorbell>();
+  if (!config.self().doorbell) config.self().doorbell = std::make_shared<Doorbell>();
   return config;
 }
 
 // The connections to each rank.
 std::vector<std::vector<std::unique_ptr<Stream>>> take_lanes(EngineConfig& config) {
-  std::vector<std::vector<std::unique_ptr<Stream>>> lanes(config.members.size());
+  ByRank<std::vector<std::unique_ptr<Stream>>> lanes(config.members.size());
   for (int peer = 0; peer < config.size(); ++peer) {
     if (peer == config.rank) continue;
-    Member& member = config.members[static_cast<std::size_t>(peer)];
-    auto& to_peer = lanes[static_cast<std::size_t>(peer)];
+    Member& member = config.members[peer];
+    auto& to_peer = lanes[peer];
     to_peer.push_back(std::move(member.stream));
     for (auto& lane : member.lanes) to_peer.push_back(std::move(lane));
-    if (config.mpi && member.host != self_of(config).host) {
+    if (config.mpi && member.host != config.self().host) {
       to_peer.push_back(std::make_unique<MpiStream>(config.mpi, peer));
     }
   }
@@ -48,7 +43,7 @@ std::vector<std::vector<std::unique_ptr<Stream>>> take_lanes(EngineConfig& confi
 }
 
 int ranks_on_this_host(const EngineConfig& config) {
-  const int here = config.members[static_cast<std::size_t>(config.rank)].host;
+  const int here = config.self().host;
   return static_cast<int>(std::count_if(config.members.begin(), config.members.end(),
                                         [&](const Member& m) { return m.host == here; }));
 }
@@ -60,7 +55,7 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       tracing_(config_.rank, config_.log),
       handle_table_(std::move(handles)),
       handles_(*handle_table_),
-      doorbell_(self_of(config_).doorbell),
+      doorbell_(config_.self().doorbell),
       submissions_(handles_, *doorbell_),
       tuning_log_(config_.rank == 0 ? config_.options.autotune_log : "", config_.log),
       activity_{.last_event = steady_now()},
@@ -247,11 +242,11 @@ Status Engine::perform(const OperationPtr& operation, Seconds timeout) {
 }
 
 void Engine::make_stream_wait(hp_handle handle, CUstream stream) {
-  GpuQueue::make_stream_wait(*handles_.done(handle), stream);
+  RankGpu::make_stream_wait(*handles_.done(handle), stream);
 }
 
 void Engine::copy_result(hp_handle handle, int index, void* to, CUstream stream) {
-  GpuQueue::copy_result(*handles_.done(handle), index, to, stream);
+  RankGpu::copy_result(*handles_.done(handle), index, to, stream);
 }
 
 void Engine::add_connection(int rank, std::vector<std::unique_ptr<Stream>> lanes) {

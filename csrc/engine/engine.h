@@ -8,14 +8,14 @@
 //   Scheduler            takes operations through negotiation and execution to their completion
 //   PointToPoint         matches and transfers what two ranks send each other
 //   ProcessSetRegistry   creates, finds and removes process sets; SharedBuffers does buffers
-//   GpuQueue             keeps the order of operations on this rank's GPU
+//   RankGpu             keeps the order of operations on this rank's GPU
 //   OnDemandConnections  asks for connections that are made while the engine runs
 //   MessageDispatcher    takes control messages to the parts; Handshake is the first exchange
 //   Watchdog             checks everything that may take too long
 //   Shutdown, Completion end the engine and single operations
 //
 // Threads: the program's threads call the public functions. They share HandleTable,
-// SubmissionQueue, Lifecycle, and the parts of ProcessSetRegistry, SharedBuffers and GpuQueue that
+// SubmissionQueue, Lifecycle, and the parts of ProcessSetRegistry, SharedBuffers and RankGpu that
 // say so, each with its own lock; no thread holds two of these locks at once, except that
 // SubmissionQueue takes the lock of HandleTable. Everything else is used only by the thread that
 // holds the progress loop.
@@ -30,7 +30,6 @@
 
 #include "engine/completion.h"
 #include "engine/counters.h"
-#include "engine/gpu_queue.h"
 #include "engine/handshake.h"
 #include "engine/lifecycle.h"
 #include "engine/loop/progress_loop.h"
@@ -43,6 +42,7 @@
 #include "engine/point_to_point.h"
 #include "engine/polling.h"
 #include "engine/process_set_registry.h"
+#include "engine/rank_gpu.h"
 #include "engine/scheduler.h"
 #include "engine/segment_allocator.h"
 #include "engine/shared_buffers.h"
@@ -85,7 +85,7 @@ class Engine {
   // See hp_buffer_create.
   hp_handle create_buffer(std::uint64_t bytes);
   HandleTable& handles() { return handles_; }
-  // This rank's GPU; see GpuQueue::device().
+  // This rank's GPU; see RankGpu::device().
   std::shared_ptr<cuda::Device> device(int ordinal) { return gpu_.device(ordinal); }
   // See hp_stream_wait.
   void make_stream_wait(hp_handle handle, CUstream stream);
@@ -164,7 +164,7 @@ class Engine {
   Completion completion_;
   ProcessSetRegistry registry_;  // partly by any thread
   SharedBuffers buffers_;        // partly by any thread
-  GpuQueue gpu_;                 // partly by any thread
+  RankGpu gpu_;                  // partly by any thread
   Polling polling_;
   Peers peers_;
   Handshake handshake_;

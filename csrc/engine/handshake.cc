@@ -54,7 +54,7 @@ Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done 
 }
 
 void Handshake::begin() {
-  Member& self = config_.members[static_cast<std::size_t>(config_.rank)];
+  Member& self = config_.self();
   if (!self.segment && self.segment_file) {
     self.segment = Segment::create(self.segment_file, TransferSlots::kEnd);
     doorbell_.share_word(&Arena(*self.segment).header().asleep);
@@ -76,7 +76,7 @@ void Handshake::receive(int from, const Hello& hello) {
     throw Error(HP_MISMATCH,
                 who + " runs another version of horoplug; install the same one everywhere");
   }
-  auto& known = segment_bytes_[static_cast<std::size_t>(from)];
+  auto& known = segment_bytes_[from];
   if (known) throw WireError("it introduced itself twice");
   if (hello.rank != from) throw WireError("it calls itself rank " + std::to_string(hello.rank));
   for (std::size_t i = 0; i < settings_.size() && i < hello.settings.size(); ++i) {
@@ -110,12 +110,12 @@ void Handshake::start() {
 }
 
 void Handshake::finish() {
-  const int here = config_.members[static_cast<std::size_t>(config_.rank)].host;
+  const int here = config_.self().host;
   std::vector<Segment> segments;
   for (int rank = 0; rank < config_.size(); ++rank) {
-    Member& member = config_.members[static_cast<std::size_t>(rank)];
+    Member& member = config_.members[rank];
     if (rank != config_.rank && !member.segment && member.segment_file) {
-      if (segment_bytes_[static_cast<std::size_t>(rank)].value_or(0) < TransferSlots::kEnd) {
+      if (segment_bytes_[rank].value_or(0) < TransferSlots::kEnd) {
         throw WireError("its segment is too small");
       }
       member.segment = Segment::map(member.segment_file, TransferSlots::kEnd);
@@ -136,7 +136,7 @@ void Handshake::check_deadline(RunningTime now) const {
 std::vector<int> Handshake::awaited() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < config_.size(); ++rank) {
-    const bool introduced = segment_bytes_[static_cast<std::size_t>(rank)].has_value();
+    const bool introduced = segment_bytes_[rank].has_value();
     if (!introduced && mesh_.connected(rank)) ranks.push_back(rank);
   }
   if (ranks.empty()) ranks = children_;

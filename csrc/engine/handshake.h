@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/by_rank.h"
 #include "base/running_clock.h"
 #include "controller/messages/messages.h"
 #include "controller/state/topology.h"
@@ -53,8 +54,8 @@ class Handshake {
   Doorbell& doorbell_;
   const Done done_;
   using Settings = std::vector<std::pair<std::string, std::string>>;
-  const Settings settings_;                                  // of this rank
-  std::vector<std::optional<std::uint64_t>> segment_bytes_;  // by rank; empty: not introduced yet
+  const Settings settings_;                             // of this rank
+  ByRank<std::optional<std::uint64_t>> segment_bytes_;  // empty: not introduced yet
   int missing_ = 0;  // connected ranks, and this one, that are not introduced yet
   // With connections on demand; otherwise empty, without parent and children.
   TreePosition tree_;

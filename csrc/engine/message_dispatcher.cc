@@ -73,14 +73,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kHello:
     case MessageKind::kIntroduced:
       throw WireError("it introduced itself twice");
-    case MessageKind::kReady: {
-      ProcessSet* const set = set_of(head.set, from, message);
-      if (set == nullptr) break;
-      const Ready ready = decode_ready(reader);
-      set->receive(from, ready);
-      tracing_.ready(*set, from, ready);
-      break;
-    }
+    case MessageKind::kReady:
     case MessageKind::kDecisions:
     case MessageKind::kLeave:
     case MessageKind::kJoin:
@@ -90,6 +83,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kHalted:
       if (ProcessSet* const set = set_of(head.set, from, message)) {
         set->receive(from, head.kind, reader);
+        if (head.kind == MessageKind::kReady) tracing_.ready(*set, from, message);
       }
       break;
     case MessageKind::kFail: {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/by_rank.h"
 #include "base/log.h"
 #include "base/time.h"
 #include "collectives/costs.h"
@@ -43,7 +44,7 @@ struct Member {
 
 struct EngineConfig {
   int rank = 0;
-  std::vector<Member> members;  // by rank
+  ByRank<Member> members;
   // Where to ask for absent connections (see OnDemandConnections); empty: all of them exist. On all
   // ranks or on none.
   Fd connection_requests;
@@ -55,6 +56,8 @@ struct EngineConfig {
   Log log;
 
   int size() const { return static_cast<int>(members.size()); }
+  const Member& self() const { return members[rank]; }
+  Member& self() { return members[rank]; }
 };
 
 }  // namespace horoplug

@@ -33,7 +33,7 @@ void Peers::check_links() {
         continue;
       }
     }
-    departed_[static_cast<std::size_t>(peer)] = true;
+    departed_[peer] = true;
     if (said_bye_) continue;
     const std::string what = link->closed_by_peer() ? " has died or lost its connection: " : ": ";
     throw Error(HP_ABORTED, "rank " + std::to_string(peer) + what + *link->failure());
@@ -44,7 +44,7 @@ void Peers::check_links() {
 }
 
 void Peers::receive_bye(int from) {
-  departed_[static_cast<std::size_t>(from)] = true;
+  departed_[from] = true;
   any_departed_ = true;
   // The peer waits for this side to close as well.
   mesh_.link(from)->close_write();

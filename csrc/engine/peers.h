@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/by_rank.h"
 #include "base/time.h"
 #include "transport/mesh.h"
 
@@ -20,7 +21,7 @@ class Peers {
   bool undecided() const { return undecided_since_.has_value(); }
   // A peer has said goodbye.
   void receive_bye(int from);
-  bool has_departed(int rank) const { return departed_[static_cast<std::size_t>(rank)]; }
+  bool has_departed(int rank) const { return departed_[rank]; }
   bool any_departed() const { return any_departed_; }
   // This rank says goodbye to all peers. Links that fail from here on are of no interest.
   void say_bye();
@@ -30,7 +31,7 @@ class Peers {
   Mesh& mesh_;
   std::uint64_t checked_failures_ = 0;
   std::optional<SteadyTime> undecided_since_;  // a link has failed, and its peer may still say why
-  std::vector<bool> departed_;  // by rank: it has said goodbye, or its link has failed
+  ByRank<bool> departed_;                      // it has said goodbye, or its link has failed
   bool any_departed_ = false;
   bool said_bye_ = false;
 };

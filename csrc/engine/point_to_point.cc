@@ -163,7 +163,7 @@ void PointToPoint::submit(const OperationPtr& operation) {
     const std::byte* const data = operation->tensors.front().input;
     return matcher_.send(posting, Offer::Source::kInline, Bytes(data, data + properties.bytes));
   }
-  matcher_.send(posting, properties.on_gpu ? Offer::Source::kGpu : Offer::Source::kHost);
+  matcher_.send(posting, properties.on_gpu ? Offer::Source::kGpu : Offer::Source::kCpu);
 }
 
 void PointToPoint::receive(int from, const MessageHead& head, Reader& reader) {
@@ -268,8 +268,8 @@ void PointToPoint::handle(PointToPointMatcher::Event& event) {
 }
 
 bool PointToPoint::shares_memory_with(int peer) const {
-  const Member& mine = config_.members[static_cast<std::size_t>(rank_)];
-  const Member& other = config_.members[static_cast<std::size_t>(peer)];
+  const Member& mine = config_.members[rank_];
+  const Member& other = config_.members[peer];
   return mine.host == other.host && mine.segment && other.segment;
 }
 
@@ -289,9 +289,8 @@ TransferProperties PointToPoint::properties_of(const Operation& operation, int p
 // `owner`: the rank in whose segment the slots are. `peer`: the rank at the other end.
 std::unique_ptr<SlotLoan> PointToPoint::make_loan(int owner, int peer,
                                                   std::vector<std::uint32_t> slots) const {
-  return std::make_unique<SlotLoan>(
-      TransferSlots(*config_.members[static_cast<std::size_t>(owner)].segment), std::move(slots),
-      peer, config_.members[static_cast<std::size_t>(peer)].doorbell);
+  return std::make_unique<SlotLoan>(TransferSlots(*config_.members[owner].segment),
+                                    std::move(slots), peer, config_.members[peer].doorbell);
 }
 
 // Chooses the path of a recv and lets its sender begin, unless there is no slot for it. Transfers
@@ -411,7 +410,7 @@ Task PointToPoint::run_on_gpu(Transfer& transfer) {
     return copy_to_self(operation, *transfer.partner,
                         &workspace(from_gpu ? operation : *transfer.partner));
   }
-  const bool is_first = !std::exchange(has_host_memory_[transfer.sends() ? 0 : 1], true);
+  const bool is_first = !std::exchange(has_pinned_memory_[transfer.sends() ? 0 : 1], true);
   cuda::Workspace& memory = workspace(operation);
   if (transfer.path == &kInlinePath) {
     return deliver_to_gpu(transfer.data, operation, memory, is_first);

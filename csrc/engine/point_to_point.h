@@ -90,15 +90,15 @@ class PointToPoint {
     OperationPtr partner;  // the recv of this rank, if it sends to itself
     int peer = 0;
     std::uint64_t number = 0;
-    Offer::Source source = Offer::Source::kHost;  // of a recv: where the sender has the tensor
-    Bytes data{};                                 // of a recv: the tensor, if the offer had it
-    const TransferPath* path = nullptr;           // nullptr: a recv that has not accepted yet
-    std::unique_ptr<SlotLoan> loan{};             // of kDirectPath
-    Batch batch{};                                // for the timeline
-    std::unique_ptr<Comm> comm{};                 // of kStreamPath
-    std::unique_ptr<Fiber> fiber{};               // nullptr: has not begun
-    bool advanced = true;                         // it has passed a wait since the last check
-    RunningTime last_progress{};                  // at the last check
+    Offer::Source source = Offer::Source::kCpu;  // of a recv: where the sender has the tensor
+    Bytes data{};                                // of a recv: the tensor, if the offer had it
+    const TransferPath* path = nullptr;          // nullptr: a recv that has not accepted yet
+    std::unique_ptr<SlotLoan> loan{};            // of kDirectPath
+    Batch batch{};                               // for the timeline
+    std::unique_ptr<Comm> comm{};                // of kStreamPath
+    std::unique_ptr<Fiber> fiber{};              // nullptr: has not begun
+    bool advanced = true;                        // it has passed a wait since the last check
+    RunningTime last_progress{};                 // at the last check
     bool sends() const { return operation->signature.op == OpKind::kSend; }
     bool on_gpu() const {
       return operation->signature.device >= 0 ||
@@ -129,7 +129,7 @@ class PointToPoint {
   SlotPool slots_;
   std::map<std::uint64_t, OperationPtr> waiting_;
   std::unique_ptr<cuda::Workspace> workspace_;  // if a tensor has been on a GPU
-  bool has_host_memory_[2]{};                   // of the workspace, by direction
+  bool has_pinned_memory_[2]{};                 // of the workspace, by direction
   std::list<Transfer> transfers_;
   std::vector<Ended> ended_;
 };

@@ -75,10 +75,10 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, RunningTime now
   add_known(members);
   // The set's shared memory is a part of each member's segment. All ranks of the job reserve it,
   // also those that are not in the set.
-  const int here = config_.members[static_cast<std::size_t>(config_.rank)].host;
+  const int here = config_.self().host;
   std::vector<int> hosts;
   for (const int rank : members->ranks) {
-    hosts.push_back(config_.members[static_cast<std::size_t>(rank)].host);
+    hosts.push_back(config_.members[rank].host);
   }
   const bool shares_memory = HostGrid(hosts).most() > 1;
   std::vector<Segment> segments;
@@ -86,7 +86,7 @@ std::uint32_t ProcessSetRegistry::create(std::vector<int> ranks, RunningTime now
     if (!shares_memory) break;
     const auto [offset, used_before] = segments_.reserve(rank, Arena::kSegmentBytes);
     reserved_[number].emplace_back(rank, offset);
-    const Member& member = config_.members[static_cast<std::size_t>(rank)];
+    const Member& member = config_.members[rank];
     const Fd& file = member.segment_file;
     // Peers read it only in a batch of the set, which this rank has to agree to first.
     if (rank == config_.rank && used_before && file) {
@@ -160,8 +160,8 @@ bool ProcessSetRegistry::release_removed(RunningTime now) {
 void ProcessSetRegistry::discard_memory(const Reserved& parts) const {
   for (const auto& [rank, offset] : parts) {
     if (rank != config_.rank) continue;
-    Segment::discard(config_.members[static_cast<std::size_t>(rank)].segment_file,
-                     offset + Arena::kHeaderBytes, Arena::kSegmentBytes - Arena::kHeaderBytes);
+    Segment::discard(config_.members[rank].segment_file, offset + Arena::kHeaderBytes,
+                     Arena::kSegmentBytes - Arena::kHeaderBytes);
   }
 }
 

@@ -8,11 +8,11 @@
 
 #include "engine/completion.h"
 #include "engine/counters.h"
-#include "engine/gpu_queue.h"
 #include "engine/operations/submission_queue.h"
 #include "engine/peers.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
+#include "engine/rank_gpu.h"
 #include "engine/shared_buffers.h"
 #include "engine/tracing.h"
 #include "engine/tuning_log.h"
@@ -30,7 +30,7 @@ class Scheduler {
     SubmissionQueue& submissions;
     Completion& completion;
     SharedBuffers& buffers;
-    GpuQueue& gpu;
+    RankGpu& gpu;
     Peers& peers;
     Tracing& tracing;
     TuningLog& tuning_log;

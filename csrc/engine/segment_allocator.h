@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <map>
 #include <set>
-#include <vector>
 
+#include "base/by_rank.h"
 #include "transport/shm/transfer_slots.h"
 
 namespace horoplug {
@@ -25,23 +25,23 @@ class SegmentAllocator {
   // Reserves memory in the segment of a rank. Freed memory of the same size comes first.
   Block reserve(int rank, std::size_t bytes) {
     const std::size_t size = rounded(bytes);
-    auto& free = free_[static_cast<std::size_t>(rank)][size];
+    auto& free = free_[rank][size];
     if (!free.empty()) return {free.extract(free.begin()).value(), true};
-    std::size_t& end = ends_[static_cast<std::size_t>(rank)];
+    std::size_t& end = ends_[rank];
     end += size;
     return {end - size, false};
   }
   // No rank uses this memory any more.
   void free(int rank, std::size_t offset, std::size_t bytes) {
-    free_[static_cast<std::size_t>(rank)][rounded(bytes)].insert(offset);
+    free_[rank][rounded(bytes)].insert(offset);
   }
 
  private:
   static constexpr std::size_t kPage = 4096;
   static std::size_t rounded(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-  std::vector<std::size_t> ends_;  // by rank: the number of bytes that were ever in use
-  std::vector<std::map<std::size_t, std::set<std::size_t>>> free_;  // by rank and size: offsets
+  ByRank<std::size_t> ends_;  // the number of bytes that were ever in use
+  ByRank<std::map<std::size_t, std::set<std::size_t>>> free_;  // by size: offsets
 };
 
 }  // namespace horoplug

@@ -44,7 +44,7 @@ std::shared_ptr<SharedBuffer> SharedBuffers::find(const Operation& operation) co
 void SharedBuffers::create(Operation& operation) {
   const auto bytes = static_cast<std::size_t>(operation.signature.shapes.front().front());
   const std::uint32_t number = ++last_number_;
-  const Member& self = config_.members[static_cast<std::size_t>(config_.rank)];
+  const Member& self = config_.self();
   bool shared = config_.size() > 1;
   for (const Member& member : config_.members) {
     shared = shared && member.host == self.host && member.segment_file;
@@ -53,7 +53,7 @@ void SharedBuffers::create(Operation& operation) {
   std::size_t own_offset = 0;
   Fd own_file;
   for (int rank = 0; shared && rank < config_.size(); ++rank) {
-    const Fd& file = config_.members[static_cast<std::size_t>(rank)].segment_file;
+    const Fd& file = config_.members[rank].segment_file;
     const std::size_t offset = segments_.reserve(rank, bytes).offset;
     Segment::extend(file, offset + bytes);
     parts.push_back(Segment::map(file, bytes, offset));

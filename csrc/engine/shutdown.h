@@ -6,13 +6,13 @@
 
 #include "engine/completion.h"
 #include "engine/counters.h"
-#include "engine/gpu_queue.h"
 #include "engine/lifecycle.h"
 #include "engine/operations/submission_queue.h"
 #include "engine/options.h"
 #include "engine/peers.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
+#include "engine/rank_gpu.h"
 #include "engine/tracing.h"
 #include "engine/watchdog/transfer_deadlines.h"
 #include "transport/mesh.h"
@@ -31,7 +31,7 @@ class Shutdown {
     PointToPoint& point_to_point;
     SubmissionQueue& submissions;
     Completion& completion;
-    GpuQueue& gpu;
+    RankGpu& gpu;
     TransferDeadlines& transfers;
     Tracing& tracing;
     Counters& counters;

@@ -184,7 +184,7 @@ DecisionItem get_item(Reader& reader, Series& series) {
 
 Bytes encode(std::uint32_t set, const Decisions& decisions) {
   Writer writer = begin_message(MessageKind::kDecisions, set);
-  writer.put_varint(decisions.epoch);
+  writer.put_varint(decisions.agreement);
   writer.put_varint(decisions.items.size());
   Series series;
   for (const DecisionItem& item : decisions.items) put_item(writer, series, item);
@@ -193,7 +193,7 @@ Bytes encode(std::uint32_t set, const Decisions& decisions) {
 
 Decisions decode_decisions(Reader& reader) {
   Decisions decisions;
-  decisions.epoch = get_u32(reader);
+  decisions.agreement = get_u32(reader);
   decisions.items.resize(reader.get_count(2));
   Series series;
   for (DecisionItem& item : decisions.items) item = get_item(reader, series);

@@ -13,7 +13,7 @@ MessageHead read_head(Reader& reader) {
 
 Bytes encode(std::uint32_t set, const Ready& ready) {
   Writer writer = begin_message(MessageKind::kReady, set);
-  writer.put_varint(ready.epoch);
+  writer.put_varint(ready.agreement);
   put_bits(writer, ready.ids);
   writer.put_varint(ready.requests.size());
   Series series;
@@ -30,7 +30,7 @@ Bytes encode(std::uint32_t set, const Ready& ready) {
 
 Ready decode_ready(Reader& reader) {
   Ready ready;
-  ready.epoch = get_u32(reader);
+  ready.agreement = get_u32(reader);
   ready.ids = get_bits(reader);
   ready.requests.resize(reader.get_count(2));
   Series series;
@@ -62,9 +62,9 @@ int decode_leave(Reader& reader) {
   return rank;
 }
 
-Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank) {
+Bytes encode_join(std::uint32_t set, std::uint32_t agreement, int rank) {
   Writer writer = begin_message(MessageKind::kJoin, set);
-  writer.put_varint(epoch);
+  writer.put_varint(agreement);
   writer.put_varint(static_cast<std::uint64_t>(rank));
   return writer.take();
 }

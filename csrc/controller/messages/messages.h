@@ -12,7 +12,7 @@
 
 #include "base/time.h"
 #include "base/wire.h"
-#include "controller/plans/plan.h"
+#include "controller/state/plan_choice.h"
 #include "controller/state/rank_ranges.h"
 #include "controller/state/signature.h"
 
@@ -64,7 +64,7 @@ struct Request {
 };
 
 struct Ready {
-  std::uint32_t epoch = 0;
+  std::uint32_t agreement = 0;
   std::vector<std::uint32_t> ids;  // ascending; encoded as a bit field
   std::vector<Request> requests;
 };
@@ -76,7 +76,7 @@ struct DecisionItem {
     kError,
     kFailAll,
     kClose,
-    kDependencyQuery,  // asks which of the last operations share a dependency epoch
+    kDependencyQuery,  // asks which of the last operations share a dependency stage
     kInstallPlan,      // from here on the operations of a remembered step run in these batches,
                        // without negotiation
     kUninstallPlan,    // ends the plan
@@ -118,12 +118,12 @@ struct DecisionItem {
 inline constexpr std::int32_t kSetRemoved = -1;
 
 struct Decisions {
-  std::uint32_t epoch = 0;
+  std::uint32_t agreement = 0;
   std::vector<DecisionItem> items;
 };
 
 // The answer of a subtree to a dependency query: operations with equal labels share a dependency
-// epoch on every rank of the subtree.
+// stage on every rank of the subtree.
 struct DependencyLabels {
   std::uint64_t query = 0;
   std::vector<std::uint32_t> labels;  // by position in the query
@@ -230,7 +230,7 @@ Bytes encode_introduced();
 Bytes encode(std::uint32_t set, const Ready& ready);
 Bytes encode(std::uint32_t set, const Decisions& decisions);
 Bytes encode_leave(std::uint32_t set, int rank);
-Bytes encode_join(std::uint32_t set, std::uint32_t epoch, int rank);
+Bytes encode_join(std::uint32_t set, std::uint32_t agreement, int rank);
 Bytes encode_fail(std::uint32_t set, const Abort& failure);
 Bytes encode(const InspectionRequest& request);
 Bytes encode_wake_up();
@@ -250,7 +250,7 @@ Ready decode_ready(Reader& reader);
 Decisions decode_decisions(Reader& reader);
 int decode_leave(Reader& reader);
 struct Joined {
-  std::uint32_t epoch;
+  std::uint32_t agreement;
   int rank;
 };
 Joined decode_join(Reader& reader);

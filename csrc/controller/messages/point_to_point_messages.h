@@ -8,14 +8,14 @@ namespace horoplug {
 // From the sender to the receiver: a tensor is ready.
 struct Offer {
   // Where the tensor is: in the host's memory, on a GPU, or here in the offer.
-  enum class Source : std::uint8_t { kHost = 0, kGpu, kInline };
+  enum class Source : std::uint8_t { kCpu = 0, kGpu, kInline };
   static constexpr int kSourceCount = 3;
 
   std::uint64_t send = 0;  // ascending among the sends of a rank
   std::int32_t tag = 0;
   DType dtype = DType::kUInt8;
   Shape shape;
-  Source source = Source::kHost;
+  Source source = Source::kCpu;
   Bytes data{};  // kInline
 };
 

@@ -27,7 +27,7 @@ DependencyQuery::DependencyQuery(std::uint64_t number, std::vector<StepMember> s
                                  std::size_t children)
     : number_(number), step_(std::move(step)), answers_left_(children) {
   Numbering<std::uint64_t> label;
-  for (const StepMember& member : step_) labels_.push_back(label(member.dependency_epoch));
+  for (const StepMember& member : step_) labels_.push_back(label(member.dependency_stage));
 }
 
 bool DependencyQuery::add(std::span<const std::uint32_t> labels) {

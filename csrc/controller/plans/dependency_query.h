@@ -1,12 +1,12 @@
 // Determines, along the tree, which operations of a step may share a batch.
 //
 // If a program reads the result of one operation before it submits another one, the two must not
-// share a batch: neither would ever complete. Every rank therefore counts dependency epochs: a new
+// share a batch: neither would ever complete. Every rank therefore counts dependency stages: a new
 // one begins with the first submission after a result was observed. Operations that belong to the
-// same dependency epoch on every rank can be fused. A rank labels its operations with their epoch.
+// same dependency stage on every rank can be fused. A rank labels its operations with their stage.
 // A node of the tree combines its own labels with those of its children: each combination that
 // occurs becomes a label of its own. The labels at the root say for each pair of operations whether
-// they share an epoch on every rank. The size of an answer is one number per operation, whatever
+// they share a stage on every rank. The size of an answer is one number per operation, whatever
 // the number of ranks.
 #pragma once
 
@@ -25,7 +25,7 @@ namespace horoplug {
 struct StepMember {
   std::string key;
   Signature signature;
-  std::uint64_t dependency_epoch = 0;
+  std::uint64_t dependency_stage = 0;
 };
 std::string step_key(const std::string& name, const Signature& signature);
 

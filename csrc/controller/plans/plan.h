@@ -19,22 +19,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "collectives/tuning.h"
 #include "controller/plans/dependency_query.h"
+#include "controller/state/plan_choice.h"
 
 namespace horoplug {
-
-// The number of plans that the ranks of a process set remember, by place.
-inline constexpr std::size_t kRememberedPlans = 4;
-
-using PlanContents = std::vector<std::vector<std::uint32_t>>;  // slots of the step, by batch
-
-// One way to divide a step into batches.
-struct PlanChoice {
-  Tuning tuning;
-  PlanContents batches;
-  bool operator==(const PlanChoice&) const = default;
-};
 
 // Divides a step into batches. `labels`, by slot: equal for operations that may share a batch (see
 // DependencyQuery). A batch holds at most `limit` bytes, unless a single operation is larger.

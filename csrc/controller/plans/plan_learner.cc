@@ -15,12 +15,12 @@ constexpr int kMostSteps = 1 << 16;
 }  // namespace
 
 void PlanLearner::note(const std::string& name, const Signature& signature,
-                       std::uint64_t dependency_epoch) {
-  if (dependency_epoch == kNoDependencyEpoch || is_administrative(signature.op)) {
+                       std::uint64_t dependency_stage) {
+  if (dependency_stage == kNoDependencyStage || is_administrative(signature.op)) {
     history_.clear();
     return;
   }
-  history_.push_back({step_key(name, signature), signature, dependency_epoch});
+  history_.push_back({step_key(name, signature), signature, dependency_stage});
   if (history_.size() > StepPattern::kMostOperations) history_.pop_front();
 }
 

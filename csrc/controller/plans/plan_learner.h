@@ -22,8 +22,8 @@ namespace horoplug {
 
 class PlanLearner {
  public:
-  // The dependency epoch of an operation that not every rank has submitted.
-  static constexpr std::uint64_t kNoDependencyEpoch = ~std::uint64_t{0};
+  // The dependency stage of an operation that not every rank has submitted.
+  static constexpr std::uint64_t kNoDependencyStage = ~std::uint64_t{0};
 
   // `plan_after`: identical consecutive steps before a plan; 0: never. `children`: of this rank in
   // the tree.
@@ -35,7 +35,7 @@ class PlanLearner {
 
   // ---- every rank, in the order of the decisions
 
-  void note(const std::string& name, const Signature& signature, std::uint64_t dependency_epoch);
+  void note(const std::string& name, const Signature& signature, std::uint64_t dependency_stage);
   // The root has decided a query about the last `operations`. Throws WireError if fewer have run.
   void begin_query(std::uint64_t number, std::uint32_t operations);
   // A child's answer. Returns whether it belongs to the current query; others are out of date.

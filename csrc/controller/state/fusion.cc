@@ -4,8 +4,8 @@
 
 namespace horoplug {
 
-std::vector<ReadyOperation> plan_batch(std::deque<ReadyOperation>& ready, std::int64_t threshold,
-                                       bool fuse_groups) {
+std::vector<ReadyOperation> take_next_batch(std::deque<ReadyOperation>& ready,
+                                            std::int64_t threshold, bool fuse_groups) {
   const auto stays_apart = [&](const ReadyOperation& operation) {
     return !fuse_groups && operation.signature.shapes.size() > 1;
   };

@@ -20,7 +20,7 @@ struct ReadyOperation {
 // with it (see fusable) while the batch stays within `threshold` bytes. The other operations keep
 // their order. A threshold of 0 disables fusion. `fuse_groups`: whether operations on several
 // tensors are fused, too.
-std::vector<ReadyOperation> plan_batch(std::deque<ReadyOperation>& ready, std::int64_t threshold,
-                                       bool fuse_groups = true);
+std::vector<ReadyOperation> take_next_batch(std::deque<ReadyOperation>& ready,
+                                            std::int64_t threshold, bool fuse_groups = true);
 
 }  // namespace horoplug

@@ -18,14 +18,14 @@ class PendingOperations {
  public:
   struct Pending {
     Signature signature;
-    std::uint64_t dependency_epoch;  // see DependencyQuery
+    std::uint64_t dependency_stage;  // see DependencyQuery
     std::uint64_t order;             // in order of submission
   };
   using Entry = std::pair<const std::string, Pending>;
 
   // The name must not be pending.
-  void add(const std::string& name, const Signature& signature, std::uint64_t dependency_epoch) {
-    if (!operations_.emplace(name, Pending{signature, dependency_epoch, ++submissions_}).second) {
+  void add(const std::string& name, const Signature& signature, std::uint64_t dependency_stage) {
+    if (!operations_.emplace(name, Pending{signature, dependency_stage, ++submissions_}).second) {
       throw std::logic_error("submitted twice: " + name);
     }
   }

@@ -11,8 +11,8 @@ Topology::Topology(std::span<const int> hosts)
   const HostGrid grid(hosts);
   const auto& members = grid.members();
   const auto connect = [this](int child, int parent) {
-    parents_[static_cast<std::size_t>(child)] = parent;
-    children_[static_cast<std::size_t>(parent)].push_back(child);
+    parents_[child] = parent;
+    children_[parent].push_back(child);
   };
   for (std::size_t host = 0; host < members.size(); ++host) {
     for (std::size_t i = 1; i < members[host].size(); ++i) {
@@ -24,12 +24,11 @@ Topology::Topology(std::span<const int> hosts)
 
 void Topology::collect(int rank, std::vector<int>& ranks) const {
   ranks.push_back(rank);
-  for (const int child : children_[static_cast<std::size_t>(rank)]) collect(child, ranks);
+  for (const int child : children_[rank]) collect(child, ranks);
 }
 
 TreePosition Topology::position(int rank) const {
-  const auto index = static_cast<std::size_t>(rank);
-  TreePosition position{rank, parents_[index], children_[index], {}};
+  TreePosition position{rank, parents_[rank], children_[rank], {}};
   for (const int child : position.children) {
     std::vector<int> below;
     collect(child, below);
@@ -43,10 +42,7 @@ int Topology::depth() const {
   int deepest = 0;
   for (int rank = 0; rank < size(); ++rank) {
     int steps = 0;
-    for (int at = rank; parents_[static_cast<std::size_t>(at)] >= 0;
-         at = parents_[static_cast<std::size_t>(at)]) {
-      ++steps;
-    }
+    for (int at = rank; parents_[at] >= 0; at = parents_[at]) ++steps;
     deepest = std::max(deepest, steps);
   }
   return deepest;

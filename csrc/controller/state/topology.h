@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "base/by_rank.h"
+
 namespace horoplug {
 
 struct TreePosition {
@@ -36,8 +38,8 @@ class Topology {
 
  private:
   void collect(int rank, std::vector<int>& ranks) const;
-  std::vector<int> parents_;
-  std::vector<std::vector<int>> children_;
+  ByRank<int> parents_;
+  ByRank<std::vector<int>> children_;
 };
 
 }  // namespace horoplug

@@ -38,7 +38,7 @@ void hp_device_memory_free(hp_device_memory* memory) { delete memory; }
 hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream) {
   return guarded([&] {
     const auto operation = engine->engine.handles().done(handle);
-    horoplug::GpuQueue::make_stream_wait(*operation, static_cast<CUstream>(stream));
+    horoplug::RankGpu::make_stream_wait(*operation, static_cast<CUstream>(stream));
     return HP_OK;
   });
 }
@@ -47,7 +47,7 @@ hp_status hp_stream_copy(hp_engine* engine, hp_handle handle, int32_t index, voi
                          void* stream) {
   return guarded([&] {
     const auto operation = engine->engine.handles().done(handle);
-    horoplug::GpuQueue::copy_result(*operation, index, to, static_cast<CUstream>(stream));
+    horoplug::RankGpu::copy_result(*operation, index, to, static_cast<CUstream>(stream));
     return HP_OK;
   });
 }

@@ -32,14 +32,14 @@ TunerOptions tuner_options(const EngineOptions& options) {
 std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& mesh,
                                              const MembersPtr& members,
                                              std::vector<Segment> segments) {
-  const int here = config.members[static_cast<std::size_t>(config.rank)].host;
+  const int here = config.self().host;
   std::vector<int> hosts;
   std::vector<int> local;
   std::vector<std::vector<Link*>> links;
   int most_lanes = 1;
   std::vector<std::shared_ptr<Doorbell>> doorbells;
   for (const int rank : members->ranks) {
-    const Member& member = config.members[static_cast<std::size_t>(rank)];
+    const Member& member = config.members[rank];
     hosts.push_back(member.host);
     links.push_back(mesh.data_lanes(rank));
     most_lanes = std::max(most_lanes, static_cast<int>(links.back().size()));
@@ -60,7 +60,7 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   if (grid.hosts() > 1) {
     // A rank that is alone on its host knows by its own segment whether those of other hosts share
     // memory: sets that are added later need segments that are files.
-    const Member& self = config.members[static_cast<std::size_t>(config.rank)];
+    const Member& self = config.self();
     const bool shares = local.size() > 1
                             ? host_memory != nullptr
                             : members->set == 0 || !self.segment || bool(self.segment_file);

@@ -15,7 +15,7 @@ Status ProcessSet::accept(const OperationPtr& operation, RunningTime now) {
   if (kind == OpKind::kJoin) {
     negotiator_.join();
   } else {
-    negotiator_.submit(operation->name, operation->signature, operation->dependency_epoch);
+    negotiator_.submit(operation->name, operation->signature, operation->dependency_stage);
   }
   return {};
 }

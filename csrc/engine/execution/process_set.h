@@ -2,9 +2,7 @@
 // negotiator that decides about them, and the executor that runs what was decided. Used by the
 // thread that runs the loop.
 //
-// Every part of the engine may read the negotiator, the executor and the operations. Only the
-// functions below change them, so that the three always agree: an operation is pending in the set
-// exactly as long as in the negotiator, and then in one batch of the executor.
+// Every part of the engine reads them, and only the functions below change them.
 #pragma once
 
 #include <algorithm>
@@ -43,18 +41,12 @@ class ProcessSet {
   const Executor& executor() const { return executor_; }
   // Operations that are submitted and not decided.
   const Operations& pending() const { return pending_; }
-  // The operation that removes the set; nullptr if there is none.
-  const Operation* removal() const { return removal_.get(); }
-  // Whether operations or a removal are under way.
   bool busy() const { return !pending_.empty() || !executor_.idle() || removal_; }
+  const Operation* removal() const { return removal_.get(); }  // nullptr: it is not being removed
   bool shares_memory() const { return host_memory_ != nullptr; }
-  // This rank leaves the job.
-  bool leaving() const { return leaving_; }
-  // When the running batch made progress; the present time if none runs.
+  bool leaving() const { return leaving_; }  // this rank leaves the job
   RunningTime last_progress() const { return last_progress_; }
-  // When an operation was submitted, decided or done.
   RunningTime last_event() const { return last_event_; }
-  // How long a plan may hold up operations that nobody waits for.
   Seconds plan_patience() const { return plan_patience_; }
 
   // ---- operations
@@ -67,7 +59,6 @@ class ProcessSet {
   bool receive(int from, MessageKind kind, Reader& reader) {
     return negotiator_.receive(from, kind, reader);
   }
-  void receive(int from, const Ready& ready) { negotiator_.receive(from, ready); }
   // What the negotiator has to say. Each decision must be passed to apply(), in order.
   struct Negotiated {
     std::vector<Negotiator::Outgoing> messages;
@@ -109,7 +100,6 @@ class ProcessSet {
   bool leave();
   // A rank has left the job, which may be in the set or not.
   void close(int leaver) { negotiator_.close(leaver); }
-  // Sends and recvs are not accepted any more.
   void end_transfers(const Status& status) { end_of_transfers_ = status; }
   // All ranks remove the set. Returns false if they do so already.
   bool remove(const OperationPtr& removal, RunningTime now);
@@ -130,9 +120,9 @@ class ProcessSet {
   Negotiator negotiator_;
   Executor executor_;
   Operations pending_;
-  RunningTime last_progress_;
-  RunningTime last_event_;
-  Seconds plan_patience_{0.1};
+  RunningTime last_progress_;   // of the running batch; the present time if none runs
+  RunningTime last_event_;      // an operation was submitted, decided or done
+  Seconds plan_patience_{0.1};  // how long a plan may hold up operations that nobody waits for
   bool leaving_ = false;
   Status end_of_transfers_;  // not HP_OK: sends and recvs are not accepted any more
   OperationPtr removal_;

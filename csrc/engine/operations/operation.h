@@ -53,7 +53,7 @@ struct Operation {
   // When the engine has taken it from the queue: the begin of its time limits. Nothing can be said
   // of the peers before that, and the queue may hold an operation for which nobody waits.
   RunningTime pending_since;
-  std::uint64_t dependency_epoch = 0;  // see DependencyQuery
+  std::uint64_t dependency_stage = 0;  // see DependencyQuery
   bool counts_caller = false;          // its thread may submit other operations: see CallerThreads
   // This rank has joined and has not submitted the operation: it takes part with the identity
   // element, and nobody observes the result.

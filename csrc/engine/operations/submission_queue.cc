@@ -100,9 +100,9 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   }
   set.joined = kind == OpKind::kJoin;
   if (std::exchange(observations_seen_, handles_.result_observations()) != observations_seen_) {
-    ++dependency_epoch_;
+    ++dependency_stage_;
   }
-  operation->dependency_epoch = dependency_epoch_;
+  operation->dependency_stage = dependency_stage_;
   operation->submitted_at = steady_now();
   if (in_flight_.size() == 1) active_since_ = operation->submitted_at;
   is_urgent_ |= is_point_to_point(kind);

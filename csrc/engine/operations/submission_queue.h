@@ -118,7 +118,7 @@ class SubmissionQueue {
   // The number of operations without a name so far, by process set and kind.
   std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
   std::uint64_t observations_seen_ = 0;
-  std::uint64_t dependency_epoch_ = 0;  // grows with each submission that follows an observation
+  std::uint64_t dependency_stage_ = 0;  // grows with each submission that follows an observation
   std::size_t wanted_ = 1;
   bool is_urgent_ =
       false;  // a send or recv is in the queue: it does not wait for other submissions

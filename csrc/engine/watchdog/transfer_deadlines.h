@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/gpu_queue.h"
 #include "engine/options.h"
 #include "engine/point_to_point.h"
 #include "engine/process_set_registry.h"
+#include "engine/rank_gpu.h"
 #include "engine/watchdog/limits.h"
 #include "engine/watchdog/suspicion.h"
 #include "transport/mesh.h"
@@ -25,7 +25,7 @@ namespace horoplug {
 class TransferDeadlines {
  public:
   TransferDeadlines(const EngineConfig& config, Mesh& mesh, const ProcessSetRegistry& registry,
-                    PointToPoint& point_to_point, const GpuQueue& gpu, Suspicion& suspicion)
+                    PointToPoint& point_to_point, const RankGpu& gpu, Suspicion& suspicion)
       : config_(config),
         mesh_(mesh),
         registry_(registry),
@@ -51,7 +51,7 @@ class TransferDeadlines {
   Mesh& mesh_;
   const ProcessSetRegistry& registry_;
   PointToPoint& point_to_point_;
-  const GpuQueue& gpu_;
+  const RankGpu& gpu_;
   Suspicion& suspicion_;
   Mesh::Movement movement_;  // since the last check
 };

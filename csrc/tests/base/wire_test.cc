@@ -27,7 +27,7 @@ Signature some_signature() {
 
 Ready some_ready() {
   Ready ready;
-  ready.epoch = 5;
+  ready.agreement = 5;
   ready.ids = {9, 10, 300};
   ready.requests = {{"one", {{some_signature(), {}}}},
                     {"two", {{some_signature(), {1, 2}}, {Signature{}, {4}}}}};
@@ -130,7 +130,7 @@ TEST_CASE("readiness messages round-trip") {
   CHECK(head.set == 7);
   const Ready got = decode_ready(reader);
   const Ready sent = some_ready();
-  CHECK(got.epoch == sent.epoch);
+  CHECK(got.agreement == sent.agreement);
   CHECK(got.ids == sent.ids);
   REQUIRE(got.requests.size() == 2);
   CHECK(got.requests[1].name == "two");

@@ -83,12 +83,12 @@ class ControlPlane {
   Step run(const std::vector<std::string>& names, int bursts) {
     sent_ = {};
     for (Actor& actor : actors_) actor.traffic = {};
-    for (int burst = 0; burst < bursts; ++burst, ++dependency_epoch_) {
+    for (int burst = 0; burst < bursts; ++burst, ++dependency_stage_) {
       const std::size_t begin = names.size() * burst / bursts;
       const std::size_t end = names.size() * (burst + 1) / bursts;
       for (std::size_t i = 0; i < actors_.size(); ++i) {
         for (std::size_t n = begin; n < end; ++n) {
-          actors_[i].negotiator.submit(names[n], signature_, dependency_epoch_);
+          actors_[i].negotiator.submit(names[n], signature_, dependency_stage_);
           ++undecided_;
         }
         collect(i);
@@ -239,7 +239,7 @@ class ControlPlane {
   // the nearest one, which is too early for the parents of the others.
   std::vector<Delivery> answers_;
   std::uint64_t undecided_ = 0;
-  std::uint64_t dependency_epoch_ = 0;  // grows with each burst, because it waits for the last one
+  std::uint64_t dependency_stage_ = 0;  // grows with each burst, because it waits for the last one
   Traffic sent_;
   int depth_ = 0;
 };

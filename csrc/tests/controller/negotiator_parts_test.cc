@@ -10,7 +10,7 @@
 
 #include "base/wire.h"
 #include "controller/applied_decisions.h"
-#include "controller/decision_queue.h"
+#include "controller/plans/decision_queue.h"
 #include "controller/plans/plan_halt.h"
 #include "controller/plans/plan_learner.h"
 #include "controller/ready_collector.h"
@@ -237,7 +237,7 @@ TEST_CASE("a query needs operations that every rank has submitted") {
   learner.note("a", signature_of(), 1);
   CHECK_THROWS_AS(learner.begin_query(1, 2), WireError);
   CHECK_THROWS_AS(learner.begin_query(1, 0), WireError);
-  learner.note("b", signature_of(), PlanLearner::kNoDependencyEpoch);
+  learner.note("b", signature_of(), PlanLearner::kNoDependencyStage);
   CHECK_THROWS_AS(learner.begin_query(1, 1), WireError);
   learner.note("c", signature_of(), 1);
   learner.begin_query(1, 1);
@@ -298,7 +298,7 @@ TEST_CASE("pending operations are listed in the order of their submission") {
   std::string order;
   for (const auto* entry : pending.in_order()) order += entry->first;
   CHECK(order == "cba");
-  CHECK(pending.find("a")->dependency_epoch == 6);
+  CHECK(pending.find("a")->dependency_stage == 6);
 }
 
 TEST_CASE("a node of the tree knows its neighbours and keeps messages in order") {
@@ -330,7 +330,7 @@ TEST_CASE("a known name travels to the parent as its id, unless its signature ha
   Reader reader(message);
   CHECK(read_head(reader).set == 3);
   const Ready decoded = decode_ready(reader);
-  CHECK(decoded.epoch == 7);
+  CHECK(decoded.agreement == 7);
   CHECK(decoded.ids == std::vector<std::uint32_t>{0, 1});
   REQUIRE(decoded.requests.size() == 3);
   CHECK(decoded.requests[0].name == "a");

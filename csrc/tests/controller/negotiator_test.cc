@@ -368,7 +368,7 @@ TEST_CASE("invalid messages are rejected") {
   unknown.ids = {3};
   CHECK_THROWS_AS(root.receive(1, unknown), WireError);
   Ready future;
-  future.epoch = 1;
+  future.agreement = 1;
   CHECK_THROWS_AS(root.receive(2, future), WireError);
 
   Negotiator leaf = fresh(1);
@@ -400,21 +400,22 @@ TEST_CASE("fusion respects the threshold, the kinds of operations and their orde
   const Signature gather = signature_of(OpKind::kAllgather, 1);
   auto queue =
       ready({{"a", small}, {"b", large}, {"c", other}, {"d", small}, {"e", gather}, {"f", small}});
-  CHECK(names(plan_batch(queue, 100)) == "ad");
-  CHECK(names(plan_batch(queue, 100)) == "b");
-  CHECK(names(plan_batch(queue, 100)) == "c");
-  CHECK(names(plan_batch(queue, 100)) == "e");
-  CHECK(names(plan_batch(queue, 100)) == "f");
+  CHECK(names(take_next_batch(queue, 100)) == "ad");
+  CHECK(names(take_next_batch(queue, 100)) == "b");
+  CHECK(names(take_next_batch(queue, 100)) == "c");
+  CHECK(names(take_next_batch(queue, 100)) == "e");
+  CHECK(names(take_next_batch(queue, 100)) == "f");
   const Signature scatter = signature_of(OpKind::kReducescatter, 1);
   auto rows = ready({{"a", gather}, {"b", scatter}, {"c", gather}, {"d", scatter}});
-  CHECK(names(plan_batch(rows, 100)) == "ac");
-  CHECK(names(plan_batch(rows, 100)) == "b");
+  CHECK(names(take_next_batch(rows, 100)) == "ac");
+  CHECK(names(take_next_batch(rows, 100)) == "b");
   Signature group = small;
   group.shapes = {{5}, {5}};
   auto groups = ready({{"a", group}, {"b", small}, {"c", group}, {"d", small}});
   auto apart = groups;
-  CHECK(names(plan_batch(groups, 1000)) == "abcd");
-  for (const char* batch : {"a", "bd", "c"}) CHECK(names(plan_batch(apart, 1000, false)) == batch);
+  CHECK(names(take_next_batch(groups, 1000)) == "abcd");
+  for (const char* batch : {"a", "bd", "c"})
+    CHECK(names(take_next_batch(apart, 1000, false)) == batch);
   auto unfused = ready({{"a", small}, {"b", small}});
-  CHECK(names(plan_batch(unfused, 0)) == "a");
+  CHECK(names(take_next_batch(unfused, 0)) == "a");
 }

@@ -409,7 +409,7 @@ TEST_CASE("whatever the order of calls and messages, sends match recvs in order"
         // A send to the own rank needs no offer. Its first byte identifies a tensor.
         const bool in_offer = from != to && below(2) == 0;
         network.rank(from).send(posting(ticket, to, tag, {4}, DType::kFloat32, set),
-                                in_offer ? Offer::Source::kInline : Offer::Source::kHost,
+                                in_offer ? Offer::Source::kInline : Offer::Source::kCpu,
                                 in_offer ? Bytes(16, std::byte(ticket)) : Bytes());
         network.collect(from);
       } else if (action < 4) {

@@ -38,7 +38,7 @@ struct Rank {
     item.kind = DecisionItem::Kind::kFailAll;
     item.code = HP_DEADLOCK;
     item.text = "deadlock";
-    const Bytes message = encode(0, Decisions{epoch++, {item}});
+    const Bytes message = encode(0, Decisions{agreement++, {item}});
     Reader reader(message);
     const MessageHead head = read_head(reader);
     parts.registry.global().receive(0, head.kind, reader);
@@ -48,7 +48,7 @@ struct Rank {
   }
 
   EngineParts& parts;
-  std::uint32_t epoch = 0;
+  std::uint32_t agreement = 0;
   SharedBuffers buffers{parts.config, parts.segments};
   TuningLog tuning_log{"", parts.config.log};
   Counters counters;

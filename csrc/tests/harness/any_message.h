@@ -25,7 +25,7 @@ inline void decode_any(std::span<const std::byte> bytes) {
       break;
     case MessageKind::kJoin: {
       const Joined joined = decode_join(reader);
-      encode_join(head.set, joined.epoch, joined.rank);
+      encode_join(head.set, joined.agreement, joined.rank);
       break;
     }
     case MessageKind::kInspection:

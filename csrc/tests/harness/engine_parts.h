@@ -13,13 +13,13 @@
 #include "base/running_clock.h"
 #include "engine/completion.h"
 #include "engine/counters.h"
-#include "engine/gpu_queue.h"
 #include "engine/lifecycle.h"
 #include "engine/operations/handle_table.h"
 #include "engine/operations/submission_queue.h"
 #include "engine/options.h"
 #include "engine/peers.h"
 #include "engine/process_set_registry.h"
+#include "engine/rank_gpu.h"
 #include "engine/segment_allocator.h"
 #include "engine/tracing.h"
 #include "engine/watchdog/suspicion.h"
@@ -68,7 +68,7 @@ struct EngineParts {
   SegmentAllocator segments{config.members.size()};
   PointToPoint point_to_point{config, mesh, [](Batch&) {}};
   ProcessSetRegistry registry{config, mesh, point_to_point, segments, submissions, completion};
-  GpuQueue gpu{config, registry, mesh};
+  RankGpu gpu{config, registry, mesh};
   Suspicion suspicion{config.rank, config.size()};
   Peers peers{mesh};
 };

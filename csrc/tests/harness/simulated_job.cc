@@ -97,8 +97,8 @@ void SimulatedJob::submit(int rank, const std::string& name, const Signature& si
   operation->members = me.set->members();
   operation->name = name;
   operation->signature = signature;
-  if (std::exchange(me.result_observed, false)) ++me.dependency_epoch;
-  operation->dependency_epoch = me.dependency_epoch;
+  if (std::exchange(me.result_observed, false)) ++me.dependency_stage;
+  operation->dependency_stage = me.dependency_stage;
   if (me.set->accept(operation, now_).ok()) me.in_flight.insert(name);
 }
 

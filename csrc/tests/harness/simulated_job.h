@@ -35,7 +35,7 @@ class SimulatedJob {
     Program program;
     std::size_t at = 0;  // the next action of the program
     std::set<std::string> in_flight;
-    std::uint64_t dependency_epoch = 0;
+    std::uint64_t dependency_stage = 0;
     bool result_observed = false;
     std::vector<Negotiator::Decision> decided;
     std::vector<Done> done;

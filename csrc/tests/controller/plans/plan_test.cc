@@ -193,10 +193,10 @@ TEST_CASE("operations that are not in the plan run without ending it") {
     SimulatedJob job(random_hosts(random, ranks), options,
                      std::vector<Program>(static_cast<std::size_t>(ranks), program));
     finish(job, random, 0);
-    // One plan was installed, and nothing else has begun an epoch.
+    // One plan was installed, and nothing else has changed the agreement.
     for (int rank = 0; rank < ranks; ++rank) {
       REQUIRE(job[rank].done == job[0].done);
-      CHECK(job[rank].negotiator().epoch() == 1);
+      CHECK(job[rank].negotiator().agreement() == 1);
       CHECK(job[rank].negotiator().has_plan());
     }
     const auto negotiated =
@@ -481,7 +481,7 @@ TEST_CASE("fail_all is safe at every moment, including the one at which a plan i
     while (job.happen(random)) {
     }
     for (int rank = 0; rank < 3; ++rank) {
-      CHECK(job[rank].negotiator().epoch() == job[0].negotiator().epoch());
+      CHECK(job[rank].negotiator().agreement() == job[0].negotiator().agreement());
       CHECK(!job[rank].negotiator().has_plan());
     }
   }
@@ -491,8 +491,8 @@ TEST_CASE("invalid messages about plans are rejected") {
   const Topology topology(std::vector<int>{0, 0, 0});
   const auto fresh = [&](int rank) { return Negotiator(0, topology.position(rank), {}); };
   const auto decide = [](Negotiator& negotiator, const DecisionItem& item,
-                         std::uint32_t epoch = 0) {
-    negotiator.receive(0, Decisions{epoch, {item}});
+                         std::uint32_t agreement = 0) {
+    negotiator.receive(0, Decisions{agreement, {item}});
   };
   DecisionItem remember;
   remember.kind = DecisionItem::Kind::kRememberPlan;

@@ -184,7 +184,7 @@ TEST_CASE("during the handshake, only requests to abort or to leave are taken") 
   CHECK(queue.submissions.take(true)->leave);
 }
 
-TEST_CASE("a new dependency epoch begins with the first submission after an observed result") {
+TEST_CASE("a new dependency stage begins with the first submission after an observed result") {
   Queue queue;
   const auto submit = [&](const std::string& name) {
     const OperationPtr operation = make_test_operation(name);
@@ -192,13 +192,13 @@ TEST_CASE("a new dependency epoch begins with the first submission after an obse
     return operation;
   };
   const OperationPtr first = submit("first");
-  CHECK(submit("second")->dependency_epoch == first->dependency_epoch);
+  CHECK(submit("second")->dependency_stage == first->dependency_stage);
   queue.finish(first);
-  CHECK(submit("third")->dependency_epoch == first->dependency_epoch);
+  CHECK(submit("third")->dependency_stage == first->dependency_stage);
   CHECK(queue.handles.poll(first->handle).ok());
   const OperationPtr after = submit("fourth");
-  CHECK(after->dependency_epoch > first->dependency_epoch);
-  CHECK(submit("fifth")->dependency_epoch == after->dependency_epoch);
+  CHECK(after->dependency_stage > first->dependency_stage);
+  CHECK(submit("fifth")->dependency_stage == after->dependency_stage);
 }
 
 TEST_CASE("operations of several threads arrive once each, in the order of their thread") {

@@ -16,9 +16,9 @@
 
 namespace horoplug {
 
-class GpuQueue {
+class RankGpu {
  public:
-  GpuQueue(const EngineConfig& config, ProcessSetRegistry& registry, Mesh& mesh)
+  RankGpu(const EngineConfig& config, ProcessSetRegistry& registry, Mesh& mesh)
       : config_(config), registry_(registry), mesh_(mesh) {}
 
   // ---- called by any thread

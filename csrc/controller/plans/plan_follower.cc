@@ -1,4 +1,4 @@
-#include "controller/plan_follower.h"
+#include "controller/plans/plan_follower.h"
 
 #include <limits>
 #include <utility>

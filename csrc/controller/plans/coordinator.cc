@@ -1,4 +1,4 @@
-#include "controller/coordinator.h"
+#include "controller/plans/coordinator.h"
 
 #include <unordered_set>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "engine/gpu_queue.h"
+#include "engine/rank_gpu.h"
 
 #include <algorithm>
 #include <bit>
@@ -11,7 +11,7 @@ namespace horoplug {
 
 // ---- called by any thread ----
 
-std::shared_ptr<cuda::Device> GpuQueue::device(int ordinal) {
+std::shared_ptr<cuda::Device> RankGpu::device(int ordinal) {
   std::lock_guard lock(mutex_);
   if (device_ && (ordinal < 0 || ordinal == device_->ordinal())) return device_;
   if (device_) {
@@ -32,7 +32,7 @@ std::shared_ptr<cuda::Device> GpuQueue::device(int ordinal) {
   return device_;
 }
 
-void GpuQueue::mark_ready(std::span<const OperationPtr> operations) {
+void RankGpu::mark_ready(std::span<const OperationPtr> operations) {
   const Operation::Gpu* last = nullptr;
   for (const OperationPtr& operation : operations) {
     Operation::Gpu& gpu = operation->gpu;
@@ -48,13 +48,13 @@ void GpuQueue::mark_ready(std::span<const OperationPtr> operations) {
   }
 }
 
-void GpuQueue::make_stream_wait(const Operation& operation, CUstream stream) {
+void RankGpu::make_stream_wait(const Operation& operation, CUstream stream) {
   if (!operation.status.ok()) throw Error(operation.status.code, operation.status.message);
   const Operation::Gpu& gpu = operation.gpu;
   if (gpu.finished) gpu.device->make_wait(stream, *gpu.finished);
 }
 
-void GpuQueue::copy_result(const Operation& operation, int index, void* to, CUstream stream) {
+void RankGpu::copy_result(const Operation& operation, int index, void* to, CUstream stream) {
   make_stream_wait(operation, stream);
   const TensorOutcome& outcome = operation.outcome(index);
   const auto bytes = static_cast<std::size_t>(outcome.bytes);
@@ -69,12 +69,12 @@ void GpuQueue::copy_result(const Operation& operation, int index, void* to, CUst
 
 // ---- the thread that runs the loop ----
 
-bool GpuQueue::is_busy() const {
+bool RankGpu::is_busy() const {
   return std::ranges::any_of(registry_.sets(),
                              [](const ProcessSet& set) { return set.executor().gpu_is_busy(); });
 }
 
-bool GpuQueue::waits_for_framework() const {
+bool RankGpu::waits_for_framework() const {
   return std::ranges::any_of(registry_.gpus(), &GpuGroup::has_not_begun);
 }
 
@@ -84,19 +84,19 @@ bool GpuQueue::waits_for_framework() const {
 //
 // Batches of the global set that were decided before other sets existed take no turns; they run
 // first.
-bool GpuQueue::may_start(std::uint32_t set) {
+bool RankGpu::may_start(std::uint32_t set) {
   if (set != 0 && registry_.global().executor().has_gpu_batches_without_turns()) return false;
   mesh_.pump_writes();
   return mesh_.control_has_left();
 }
 
-bool GpuQueue::is_over() const {
+bool RankGpu::is_over() const {
   bool over = registry_.removed().empty();
   for (GpuGroup* const gpu : registry_.gpus()) over &= gpu->over();
   return over;
 }
 
-void GpuQueue::abort() {
+void RankGpu::abort() {
   std::vector<GpuGroup*> groups = registry_.gpus();
   for (GpuGroup* const gpu : groups) {
     if (const std::string what = gpu->unfinished(); !what.empty()) {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "controller/decision_queue.h"
 #include "controller/messages/messages.h"
-#include "controller/plan_follower.h"
+#include "controller/plans/decision_queue.h"
+#include "controller/plans/plan_follower.h"
 #include "controller/plans/plan_learner.h"
 #include "controller/plans/remembered_plans.h"
 #include "controller/plans/tuner.h"

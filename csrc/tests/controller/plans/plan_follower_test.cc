@@ -1,5 +1,5 @@
 // Tests of one rank's part in plans, without a negotiator: the root's decisions are made up.
-#include "controller/plan_follower.h"
+#include "controller/plans/plan_follower.h"
 
 #include <doctest/doctest.h>
 

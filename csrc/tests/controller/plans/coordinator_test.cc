@@ -1,5 +1,5 @@
 // Tests of what the root decides, without a negotiator: the other ranks are made up.
-#include "controller/coordinator.h"
+#include "controller/plans/coordinator.h"
 
 #include <doctest/doctest.h>
 

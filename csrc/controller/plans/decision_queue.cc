@@ -1,4 +1,4 @@
-#include "controller/decision_queue.h"
+#include "controller/plans/decision_queue.h"
 
 #include <utility>
 
@@ -21,7 +21,7 @@ void DecisionQueue::add_end(int rank) {
 }
 
 DecisionQueue::Batch DecisionQueue::take_batch(const NameTable& names) {
-  Batch batch{plan_batch(ready_, options_.fusion_threshold, options_.fuse_groups), {}};
+  Batch batch{take_next_batch(ready_, options_.fusion_threshold, options_.fuse_groups), {}};
   batch.item.kind = DecisionItem::Kind::kBatch;
   batch.item.batch = next_number();
   for (const ReadyOperation& operation : batch.operations) {
