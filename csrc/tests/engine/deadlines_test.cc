@@ -138,6 +138,15 @@ struct WatchedRank {
   std::vector<float> memory = std::vector<float>(1 << 20);
 };
 
+std::vector<MessageKind> kinds_received(EngineParts& rank) {
+  std::vector<MessageKind> kinds;
+  for (const auto& [from, message] : std::exchange(rank.received, {})) {
+    Reader reader(message);
+    kinds.push_back(read_head(reader).kind);
+  }
+  return kinds;
+}
+
 struct KindOfWait {
   std::string name;
   std::function<void(WatchedRank&, double)> begin;
@@ -256,6 +265,15 @@ TEST_CASE("limits that are changed while an operation waits hold for it, in each
       CHECK(mentions(late, {"HOROVOD_GLOO_TIMEOUT_SECONDS"}));
     }
   }
+}
+
+TEST_CASE("the watchdog pings a peer from half of the limit on, once until it answers") {
+  WatchedRank job(0, with_limits(kLimit), true, 1000);
+  job.run_batch(OpKind::kAllreduce, 0, 1000);
+  CHECK(job.watched(1000.01, 1004.9).ok());
+  CHECK(kinds_received(job.peer) == std::vector<MessageKind>{});
+  CHECK(job.watched(1005.01, 1009.5).ok());
+  CHECK(kinds_received(job.peer) == std::vector{MessageKind::kPing});
 }
 
 TEST_CASE("a plan stands still for as long after an idle time as after a busy one") {
