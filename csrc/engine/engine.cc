@@ -5,7 +5,6 @@
 
 #include "base/time.h"
 #include "engine/operations/submission.h"
-#include "transport/mpi/mpi_stream.h"
 
 namespace horoplug {
 namespace {
@@ -35,9 +34,6 @@ std::vector<std::vector<std::unique_ptr<Stream>>> take_lanes(EngineConfig& confi
     auto& to_peer = lanes[peer];
     to_peer.push_back(std::move(member.stream));
     for (auto& lane : member.lanes) to_peer.push_back(std::move(lane));
-    if (config.mpi && member.host != config.self().host) {
-      to_peer.push_back(std::make_unique<MpiStream>(config.mpi, peer));
-    }
   }
   return lanes;
 }

@@ -27,7 +27,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
       {"horoplug version", HOROPLUG_VERSION},
       {"number of ranks", std::to_string(config.size())},
       {"data between hosts", config.mpi ? "over MPI" : "over TCP"},
-      {"number of connections between hosts", std::to_string(lanes + 1)},
+      {"number of connections between hosts", std::to_string(config.mpi ? lanes : lanes + 1)},
       {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
       {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
       {"costs of MPI's own collectives", config.mpi ? text_of(config.options.costs.mpi) : "none"},

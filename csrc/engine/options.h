@@ -35,7 +35,7 @@ struct Member {
   int host = 0;
   // nullptr for the engine's own rank. Without a connection, an AbsentStream, like all lanes.
   std::unique_ptr<Stream> stream;
-  // Further connections, for data only. All pairs of ranks on different hosts have equally many.
+  // Further streams, for data only. All pairs of ranks on different hosts have equally many.
   std::vector<std::unique_ptr<Stream>> lanes;
   Fd segment_file;
   std::optional<Segment> segment;
@@ -48,7 +48,7 @@ struct EngineConfig {
   // Where to ask for absent connections (see OnDemandConnections); empty: all of them exist. On all
   // ranks or on none.
   Fd connection_requests;
-  // If set, it carries the data between hosts instead of the members' lanes.
+  // If set, streams of MPI are the last lanes to the members on other hosts, and carry the data.
   std::shared_ptr<Mpi> mpi;
   // Opens the CUDA libraries, or throws Error. Called when there is a tensor on a GPU.
   std::function<std::shared_ptr<const cuda::Toolkit>()> toolkit;

@@ -13,7 +13,7 @@ class AbsentStream final : public Stream {
   std::size_t write(const iovec*, int) override { return 0; }
   std::ptrdiff_t read(void*, std::size_t) override { return 0; }
   void close_write() override {}
-  int fd() const override { return kAbsent; }
+  Traits traits() const override { return {WakeUp::kAbsent}; }
 };
 
 }  // namespace horoplug

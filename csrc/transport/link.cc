@@ -37,14 +37,14 @@ void check_header(const FrameHeader& header) {
 Link::Link(int peer, std::unique_ptr<Stream> stream, ControlHandler on_control)
     : peer_(peer),
       stream_(std::move(stream)),
-      absent_(stream_->fd() == Stream::kAbsent),
+      traits_(stream_->traits()),
       on_control_(std::move(on_control)) {}
 
 Link::~Link() = default;
 
 void Link::list_as_writer() {
   if (std::exchange(listed_, true)) return;
-  if (absent_) {
+  if (absent()) {
     activity_->needed.push_back(peer_);
   } else {
     activity_->writers.push_back(index_);
@@ -53,7 +53,7 @@ void Link::list_as_writer() {
 
 void Link::connect(std::unique_ptr<Stream> stream) {
   stream_ = std::move(stream);
-  absent_ = false;
+  traits_ = stream_->traits();
   listed_ = false;
   if (!queue_.empty()) list_as_writer();
 }

@@ -79,9 +79,9 @@ class Link {
   void set_backlog_limit(std::uint64_t bytes) { matcher_.set_backlog_limit(bytes); }
   // The bytes of collectives of all sets that have arrived and wait for their receives.
   std::uint64_t backlog() const { return matcher_.backlog(); }
-  int fd() const { return stream_->fd(); }
+  const Stream::Traits& traits() const { return traits_; }
   // Whether the link is not connected yet. What is sent over it waits until it is.
-  bool absent() const { return absent_; }
+  bool absent() const { return traits_.wake_up == Stream::WakeUp::kAbsent; }
   // Connects an absent link.
   void connect(std::unique_ptr<Stream> stream);
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
@@ -103,7 +103,7 @@ class Link {
   bool pump_write();
   bool pump_read();
   bool control_has_left() const { return failure_ || queue_.control_has_left(); }
-  bool wants_write() const { return !queue_.empty() && !failure_ && !absent_; }
+  bool wants_write() const { return !queue_.empty() && !failure_ && !absent(); }
 
   // From now on, what arrives is dropped, whatever it is.
   void drop_input() { drops_input_ = true; }
@@ -147,7 +147,7 @@ class Link {
 
   const int peer_;
   std::unique_ptr<Stream> stream_;
-  bool absent_;
+  Stream::Traits traits_;
   ControlHandler on_control_;
   std::optional<std::string> failure_;
   bool ended_ = false;

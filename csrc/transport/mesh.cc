@@ -36,9 +36,16 @@ Mesh::Mesh(std::vector<std::vector<std::unique_ptr<Stream>>> lanes,
 Mesh::~Mesh() = default;
 
 void Mesh::watch(Link& link, int token) {
-  if (link.fd() >= 0) poller_.add(link.fd(), token);
-  if (link.fd() == Stream::kPolled) polled_.push_back(&link);
-  if (link.fd() == Stream::kRings) ringing_.push_back(&link);
+  switch (link.traits().wake_up) {
+    case Stream::WakeUp::kDescriptor:
+      return poller_.add(link.traits().fd, token);
+    case Stream::WakeUp::kDoorbell:
+      return ringing_.push_back(&link);
+    case Stream::WakeUp::kPolling:
+      return polled_.push_back(&link);
+    case Stream::WakeUp::kAbsent:
+      return;
+  }
 }
 
 bool Mesh::connected(int rank) const {
@@ -80,7 +87,7 @@ bool Mesh::read(Link& link) {
   if (link.failure()) return false;
   const bool moved = link.pump_read();
   // The descriptor of an ended link would report the end repeatedly.
-  if (link.failure() && link.fd() >= 0) poller_.remove(link.fd());
+  if (link.failure() && link.traits().fd >= 0) poller_.remove(link.traits().fd);
   return moved || link.failure();
 }
 
@@ -122,11 +129,11 @@ void Mesh::close_polled() {
 }
 
 std::vector<Link*> Mesh::data_lanes(int rank) const {
-  std::vector<Link*> polled;
+  std::vector<Link*> data_only;
   for (Link* link : lanes(rank)) {
-    if (link->fd() == Stream::kPolled) polled.push_back(link);
+    if (link->traits().carries == Stream::Carries::kDataOnly) data_only.push_back(link);
   }
-  return polled.empty() ? lanes(rank) : polled;
+  return data_only.empty() ? lanes(rank) : data_only;
 }
 
 // Writing calls no handler, so no link becomes a writer meanwhile.
@@ -135,8 +142,9 @@ bool Mesh::pump_writes() {
   std::erase_if(activity_.writers, [&](const int index) {
     Link& link = *links_[static_cast<std::size_t>(index)];
     if (link.wants_write()) moved |= link.pump_write();
-    if (!link.failure() && link.fd() >= 0) {
-      poller_.want_write(link.fd(), index, link.wants_write());
+    const int fd = link.traits().fd;
+    if (!link.failure() && fd >= 0) {
+      poller_.want_write(fd, index, link.wants_write());
     }
     if (link.wants_write()) return false;
     link.unlist();

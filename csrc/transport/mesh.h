@@ -24,8 +24,8 @@ class Mesh {
   const std::vector<Link*>& lanes(int rank) const { return lanes_[static_cast<std::size_t>(rank)]; }
   // The first connection, which also carries the control messages; nullptr for this rank.
   Link* link(int rank) const { return lanes(rank).empty() ? nullptr : lanes(rank).front(); }
-  // The connections over which collectives spread their messages: the polled ones if there are any,
-  // otherwise all.
+  // The connections over which collectives spread their messages: those that carry data only, if
+  // there are any, otherwise all.
   std::vector<Link*> data_lanes(int rank) const;
   // A failed link, the first one if it is among those that have failed, or nullptr. Data that the
   // peer sent before it closed is read first.

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <memory>
 
 #include "base/wire.h"
 
@@ -21,7 +22,26 @@ class Stream {
   // The peer has closed its side: no more data will arrive.
   static constexpr std::ptrdiff_t kEnd = -1;
 
+  // How the owner of this end learns that there is something to read.
+  enum class WakeUp {
+    kDescriptor,  // epoll reports it
+    kDoorbell,    // the peer rings the owner's doorbell
+    kPolling,     // nothing tells: the stream must be polled
+    kAbsent,      // never: the stream is not connected yet, see AbsentStream
+  };
+  // What two ranks use the stream for. If some of their streams carry data only, collectives use
+  // these alone.
+  enum class Carries { kEverything, kDataOnly };
+  struct Traits {
+    WakeUp wake_up;
+    int fd = -1;  // of kDescriptor
+    Carries carries = Carries::kEverything;
+  };
+
   virtual ~Stream() = default;
+
+  // They never change.
+  virtual Traits traits() const = 0;
 
   // Writes as many bytes of `parts` as fit and returns their number, which may be 0. Throws
   // std::system_error if the stream is broken.
@@ -31,23 +51,27 @@ class Stream {
   // std::system_error.
   virtual std::ptrdiff_t read(void* data, std::size_t bytes) = 0;
 
-  // Whether read() would return bytes that fd() does not announce, because they have left the
-  // descriptor already.
+  // Whether read() would return bytes that the descriptor does not announce, because they have left
+  // it already.
   virtual bool has_more() const { return false; }
 
   // Ends the sending direction; the peer reads kEnd after the data.
   virtual void close_write() = 0;
 
-  // A descriptor that epoll can watch for this stream, or one of the constants below.
-  static constexpr int kRings = -1;   // the peer rings the doorbell instead
-  static constexpr int kPolled = -2;  // there is no notification: the stream must be polled
-  static constexpr int kAbsent = -3;  // not connected yet: see AbsentStream
-  virtual int fd() const = 0;
-
   // Whether written bytes need further calls to be sent. Only polled streams return true.
   virtual bool pending() const { return false; }
   // Releases what must not wait for the destructor. Nothing is read or written afterwards.
   virtual void close() {}
+
+  // Prepares memory that is often written or read, as devices need that access it themselves, until
+  // the result is destroyed. nullptr: the stream needs no preparation. Nothing calls it yet.
+  class Registration {
+   public:
+    virtual ~Registration() = default;
+  };
+  virtual std::unique_ptr<Registration> register_memory(void* /*memory*/, std::size_t /*bytes*/) {
+    return nullptr;
+  }
 };
 
 }  // namespace horoplug

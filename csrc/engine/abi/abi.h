@@ -12,22 +12,22 @@
 #include <utility>
 
 #include "engine/abi/engine_owner.h"
-#include "engine/abi/stream_maker.h"
 #include "engine/engine.h"
 #include "horoplug/horoplug.h"
 #include "transport/mpi/funnel.h"
+#include "transport/stream_factory.h"
 
 namespace horoplug::abi {
 
 // What hp_config says, for an engine. Takes ownership of all descriptors, also if it throws Error.
-// Opens the maker.
-EngineConfig make_config(const hp_config& given, StreamMaker& maker);
+// Sets up the factory.
+EngineConfig make_config(const hp_config& given, StreamFactory& factory);
 
 }  // namespace horoplug::abi
 
 struct hp_engine {
   explicit hp_engine(const hp_config& given) : engine(horoplug::abi::make_config(given, streams)) {}
-  horoplug::abi::StreamMaker streams;
+  horoplug::StreamFactory streams;
   horoplug::abi::EngineOwner engine;
 };
 

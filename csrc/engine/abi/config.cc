@@ -9,7 +9,6 @@
 #include "collectives/collective.h"
 #include "collectives/point_to_point.h"
 #include "engine/abi/abi.h"
-#include "transport/absent_stream.h"
 
 namespace horoplug::abi {
 namespace {
@@ -38,9 +37,15 @@ std::shared_ptr<Doorbell> make_doorbell(int fd) {
   return fd >= 0 ? std::make_shared<Doorbell>(Fd(fd)) : nullptr;
 }
 
-std::shared_ptr<Mpi> open_mpi(const hp_mpi& given) {
-  auto mpi = make_mpi(given);
-  return given.worker == nullptr ? mpi : make_funnel(mpi, given.worker->thread);
+// nullptr if the job does not use it.
+std::shared_ptr<Mpi> open_mpi(const hp_config& given) {
+  if (given.mpi == nullptr) return nullptr;
+  if (given.libcrypto != nullptr) {
+    throw Error(HP_INVALID_ARGUMENT, "MPI does not encrypt what it carries between hosts");
+  }
+  const hp_mpi full = complete(given.mpi);
+  auto mpi = make_mpi(full);
+  return full.worker == nullptr ? mpi : make_funnel(mpi, full.worker->thread);
 }
 
 // A peer, and its connections by lane, of which a peer that is not connected has none.
@@ -61,23 +66,9 @@ Taken take(const hp_peer& peer) {
   return taken;
 }
 
-// The connections to a peer, which are absent if they are to be made on demand.
-StreamMaker::Streams streams_of(const hp_config& given, const hp_peer& peer,
-                                std::vector<Fd> connections, const StreamMaker& maker) {
-  const bool remote = peer.host != given.host;
-  if (connections.empty()) {
-    StreamMaker::Streams absent;
-    for (int32_t i = 0; remote && given.connects_on_demand != 0 && i <= peer.lane_count; ++i) {
-      absent.push_back(std::make_unique<AbsentStream>());
-    }
-    return absent;
-  }
-  return maker.make(peer.rank, remote, std::move(connections), peer.keys);
-}
-
-// By rank.
-std::vector<Member> make_members(const hp_config& given, const std::vector<hp_peer>& peers,
-                                 StreamMaker& maker) {
+// Opens what carries the data, and adds all ranks.
+void add_members(EngineConfig& config, const hp_config& given, const std::vector<hp_peer>& peers,
+                 StreamFactory& factory) {
   // Own every descriptor before anything can fail.
   std::vector<Taken> taken;
   for (const hp_peer& peer : peers) taken.push_back(take(peer));
@@ -90,8 +81,10 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
       given.peer_count != given.size - 1) {
     throw Error(HP_INVALID_ARGUMENT, "rank, size and peers do not fit together");
   }
-  maker.open(given.libcrypto);
-  std::vector<Member> members(static_cast<std::size_t>(given.size));
+  if (given.libcrypto != nullptr) factory.encrypt_with(make_libcrypto(complete(given.libcrypto)));
+  config.mpi = open_mpi(given);
+  std::vector<Member>& members = config.members;
+  members.resize(static_cast<std::size_t>(given.size));
   std::vector<bool> seen(members.size(), false);
   seen[static_cast<std::size_t>(given.rank)] = true;
   for (std::size_t i = 0; i < peers.size(); ++i) {
@@ -102,12 +95,14 @@ std::vector<Member> make_members(const hp_config& given, const std::vector<hp_pe
     }
     seen[static_cast<std::size_t>(rank)] = true;
     Member& member = members[static_cast<std::size_t>(rank)] = std::move(taken[i].member);
-    for (auto& stream : streams_of(given, peers[i], std::move(taken[i].connections), maker)) {
+    const bool remote = member.host != given.host;
+    const int absent = remote && given.connects_on_demand != 0 ? peers[i].lane_count + 1 : 0;
+    for (auto& stream : factory.make_all({rank, remote, peers[i].keys},
+                                         std::move(taken[i].connections), absent, config.mpi)) {
       (member.stream ? member.lanes.emplace_back() : member.stream) = std::move(stream);
     }
   }
   members[static_cast<std::size_t>(given.rank)] = std::move(self);
-  return members;
 }
 
 EngineOptions make_options(const hp_config& given) {
@@ -141,7 +136,7 @@ void check_algorithm(const std::string& name) {
 
 }  // namespace
 
-EngineConfig make_config(const hp_config& given, StreamMaker& maker) {
+EngineConfig make_config(const hp_config& given, StreamFactory& factory) {
   std::vector<hp_peer> peers;
   const auto* at = reinterpret_cast<const char*>(given.peers);
   for (int32_t i = 0; i < given.peer_count; ++i) {
@@ -150,15 +145,11 @@ EngineConfig make_config(const hp_config& given, StreamMaker& maker) {
   }
   EngineConfig config;
   if (given.connects_on_demand != 0) config.connection_requests = Fd(given.connection_requests_fd);
-  config.members = make_members(given, peers, maker);
+  add_members(config, given, peers, factory);
   config.rank = given.rank;
   config.options = make_options(given);
-  if (given.mpi != nullptr && given.libcrypto != nullptr) {
-    throw Error(HP_INVALID_ARGUMENT, "MPI does not encrypt what it carries between hosts");
-  }
   if (given.mpi != nullptr) {
     const hp_mpi mpi = complete(given.mpi);
-    config.mpi = open_mpi(mpi);
     const std::span<const hp_mpi_cost> costs(mpi.costs, static_cast<std::size_t>(mpi.cost_count));
     for (std::size_t i = 0; i < std::min(costs.size(), config.options.costs.mpi.size()); ++i) {
       if (costs[i].latency <= 0) continue;

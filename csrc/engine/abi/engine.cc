@@ -74,7 +74,7 @@ hp_status hp_connection_add(hp_engine* engine, int32_t rank, const int32_t* fds,
   return guarded([&] {
     std::vector<horoplug::Fd> connections;
     for (int32_t i = 0; i < count; ++i) connections.emplace_back(fds[i]);
-    auto streams = engine->streams.make(rank, true, std::move(connections), keys);
+    auto streams = engine->streams.connect({rank, true, keys}, std::move(connections));
     const auto running = engine->engine.lease();
     if (running) running->add_connection(rank, std::move(streams));
     return HP_OK;

@@ -181,7 +181,7 @@ class ModelledStream final : public Stream {
     peer_->ring();
   }
 
-  int fd() const override { return -1; }
+  Traits traits() const override { return {WakeUp::kDoorbell}; }
 
  private:
   // The time at which the last of these bytes has left the interface.

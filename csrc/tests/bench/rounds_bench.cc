@@ -56,7 +56,7 @@ class VirtualStream final : public Stream {
   std::size_t write(const iovec* parts, int count) override;
   std::ptrdiff_t read(void* data, std::size_t bytes) override;
   void close_write() override {}
-  int fd() const override { return Stream::kRings; }
+  Traits traits() const override { return {WakeUp::kDoorbell}; }
 
  private:
   Simulation& simulation_;

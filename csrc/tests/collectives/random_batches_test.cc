@@ -129,7 +129,7 @@ class Slow final : public Stream {
   }
   std::ptrdiff_t read(void* data, std::size_t bytes) override { return stream_->read(data, bytes); }
   void close_write() override { stream_->close_write(); }
-  int fd() const override { return stream_->fd(); }
+  Traits traits() const override { return stream_->traits(); }
 
  private:
   std::unique_ptr<Stream> stream_;

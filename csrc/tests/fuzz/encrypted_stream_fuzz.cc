@@ -32,7 +32,7 @@ class Wire final : public Stream {
     return static_cast<std::ptrdiff_t>(count);
   }
   void close_write() override {}
-  int fd() const override { return kRings; }
+  Traits traits() const override { return {WakeUp::kDoorbell}; }
 
  private:
   const Bytes bytes_;

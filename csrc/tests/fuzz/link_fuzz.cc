@@ -34,7 +34,7 @@ class FuzzStream final : public Stream {
     return static_cast<std::ptrdiff_t>(chunk);
   }
   void close_write() override {}
-  int fd() const override { return -1; }
+  Traits traits() const override { return {WakeUp::kDoorbell}; }
 
  private:
   const std::uint8_t* data_;
@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Negotiator negotiator(0, topology.position(rank), {});
   StallInspection inspection(topology.position(rank));
   negotiator.submit("x", testing::sum_of(4));
-  if (rank == 0) inspection.begin(0);
+  if (rank == 0) inspection.begin(Seconds::zero());
 
   const auto on_control = [&](int from, Bytes message) {
     Reader reader(message);

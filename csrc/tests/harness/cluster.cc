@@ -15,6 +15,7 @@
 
 #include "harness/memfd.h"
 #include "transport/inproc/pipe.h"
+#include "transport/mpi/mpi_stream.h"
 #include "transport/shm/transfer_slots.h"
 #include "transport/tcp/socket_stream.h"
 
@@ -145,6 +146,16 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
     }
   }
   return configs;
+}
+
+void use_mpi(EngineConfig& config, std::shared_ptr<Mpi> mpi) {
+  const int here = config.members[static_cast<std::size_t>(config.rank)].host;
+  for (int rank = 0; rank < config.size(); ++rank) {
+    Member& member = config.members[static_cast<std::size_t>(rank)];
+    if (member.host == here) continue;
+    member.lanes.push_back(std::make_unique<MpiStream>(mpi, rank));
+  }
+  config.mpi = std::move(mpi);
 }
 
 EngineOptions test_options() {

@@ -87,6 +87,8 @@ void await(Engine& engine, hp_handle handle);
 std::int64_t await_value(Engine& engine, hp_handle handle);
 // submit and await; returns the result of the first tensor as bytes.
 std::vector<std::byte> perform(Engine& engine, const Order& request);
+// MPI carries the data of a rank between hosts.
+void use_mpi(EngineConfig& config, std::shared_ptr<Mpi> mpi);
 
 // Runs `body` and returns the status of the Error that it throws; ok if it throws none.
 Status failure_of(const std::function<void()>& body);

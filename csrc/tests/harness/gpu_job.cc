@@ -68,7 +68,7 @@ GpuJob::GpuJob(GpuJobOptions options) {
     if (!options.nccl_versions.empty()) {
       own.nccl_version = options.nccl_versions[static_cast<std::size_t>(config.rank)];
     }
-    if (options.mpi) config.mpi = options.mpi(config.rank);
+    if (options.mpi) use_mpi(config, options.mpi(config.rank));
     if (options.driver) options.driver(config.rank, own.driver);
     if (options.nccl_functions) options.nccl_functions(config.rank, own.nccl);
     config.toolkit = [own] { return std::make_shared<const cuda::Toolkit>(own); };

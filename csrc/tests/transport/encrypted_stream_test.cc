@@ -60,7 +60,7 @@ class Wire final : public Stream {
     return static_cast<std::ptrdiff_t>(taken);
   }
   void close_write() override {}
-  int fd() const override { return kRings; }
+  Traits traits() const override { return {WakeUp::kDoorbell}; }
 
   Bytes bytes;
   std::size_t at = 0;
@@ -324,7 +324,7 @@ class Flipping final : public Stream {
     return got;
   }
   void close_write() override { stream_->close_write(); }
-  int fd() const override { return stream_->fd(); }
+  Traits traits() const override { return stream_->traits(); }
 
  private:
   std::unique_ptr<Stream> stream_;

@@ -31,7 +31,7 @@ class Dripping final : public Stream {
     return limit == 0 ? 0 : stream_->read(data, std::min(bytes, limit));
   }
   void close_write() override { stream_->close_write(); }
-  int fd() const override { return stream_->fd(); }
+  Traits traits() const override { return stream_->traits(); }
 
  private:
   std::unique_ptr<Stream> stream_;
@@ -465,7 +465,7 @@ TEST_CASE("a peer may ask to resume after this side can write no more") {
       return stream->read(data, bytes);
     }
     void close_write() override {}
-    int fd() const override { return stream->fd(); }
+    Traits traits() const override { return stream->traits(); }
     std::unique_ptr<Stream> stream;
     bool broken = false;
   };

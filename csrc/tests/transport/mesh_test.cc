@@ -38,9 +38,9 @@ class Counted final : public Stream {
     return 0;
   }
   void close_write() override { ++calls_.all; }
-  int fd() const override {
+  Traits traits() const override {
     ++calls_.all;
-    return doorbell_.fd();
+    return {WakeUp::kDescriptor, doorbell_.fd()};
   }
 
  private:

@@ -245,7 +245,7 @@ TEST_CASE("engines get correct results, and each calls MPI from one thread") {
       auto configs = make_configs(transport, world.size, options);
       for (EngineConfig& config : configs) {
         ranks.emplace_back(world, config.rank);
-        config.mpi = ranks.back().funnel;
+        use_mpi(config, ranks.back().funnel);
       }
       {
         Cluster cluster(std::move(configs));

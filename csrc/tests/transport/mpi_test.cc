@@ -174,7 +174,8 @@ void exchange() {
       me = rank;
       const auto mpi = make_mpi(description<Handle>());
       Link link(1 - rank, std::make_unique<MpiStream>(mpi, 1 - rank), nullptr);
-      CHECK(link.fd() == Stream::kPolled);
+      CHECK(link.traits().wake_up == Stream::WakeUp::kPolling);
+      CHECK(link.traits().carries == Stream::Carries::kDataOnly);
       CHECK_FALSE(link.busy());
       std::vector<Bytes> out;
       std::vector<Bytes> in;

@@ -36,7 +36,7 @@ class EncryptedStream final : public Stream {
   std::ptrdiff_t read(void* data, std::size_t bytes) override;
   bool has_more() const override;
   void close_write() override { stream_->close_write(); }
-  int fd() const override { return stream_->fd(); }
+  Traits traits() const override { return stream_->traits(); }
   bool pending() const override { return stream_->pending(); }
   void close() override { stream_->close(); }
 

@@ -97,7 +97,7 @@ class InprocStream final : public Stream {
     peer_->ring();
   }
 
-  int fd() const override { return kRings; }
+  Traits traits() const override { return {WakeUp::kDoorbell}; }
 
  private:
   std::shared_ptr<Direction> out_;

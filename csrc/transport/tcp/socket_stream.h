@@ -14,7 +14,7 @@ class SocketStream final : public Stream {
   std::size_t write(const iovec* parts, int count) override;
   std::ptrdiff_t read(void* data, std::size_t bytes) override;
   void close_write() override;
-  int fd() const override { return fd_.get(); }
+  Traits traits() const override { return {WakeUp::kDescriptor, fd_.get()}; }
 
  private:
   Fd fd_;
