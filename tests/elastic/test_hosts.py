@@ -178,8 +178,9 @@ def silent(job, host):
 
 
 def about(job, host):
-    """The launcher's lines that begin with a host."""
-    return [line for line in job.said() if re.match(f"host {host}\\b", line)]
+    """The launcher's lines that begin with a host, without ssh's remark about a host that no test has used before."""
+    lines = [line for line in job.said() if re.match(f"host {host}\\b", line)]
+    return [line for line in lines if "Permanently added" not in line]
 
 
 def pids_on(cluster, host):
