@@ -13,7 +13,7 @@ class ByRank : public std::vector<T> {
   using Values = std::vector<T>;
   using Values::operator[];
   using Values::Values;
-  ByRank(Values values) : Values(std::move(values)) {}
+  explicit ByRank(Values values) : Values(std::move(values)) {}
   decltype(auto) operator[](int rank) { return (*this)[static_cast<std::size_t>(rank)]; }
   decltype(auto) operator[](int rank) const { return (*this)[static_cast<std::size_t>(rank)]; }
 };

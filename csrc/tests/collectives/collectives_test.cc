@@ -333,9 +333,7 @@ void check_rooted(Engine& engine, int rank, OpKind kind, std::size_t unit) {
     input = part(rank);
     for (int r = 0; rank == root && r < engine.size(); ++r) append(expected, part(r));
   } else {
-    std::size_t before = 0;
     for (int r = 0; r < engine.size(); ++r) {
-      if (r < rank) before += rows_of_rank(r);
       append(input, zeros_and_ones(request.dtype, rows_of_rank(r), r % 2));
       request.splits.push_back(static_cast<std::int64_t>(rows_of_rank(r)));
     }

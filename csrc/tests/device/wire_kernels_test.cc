@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/cpu/kernels.h"
+#include "harness/cluster.h"
 #include "harness/int8_reference.h"
 
 using namespace horoplug;
@@ -73,7 +74,7 @@ TEST_CASE("a cast is the conversion to its dtype, for all reductions") {
 }
 
 TEST_CASE("blocks of 8-bit integers are encoded, decoded and summed as the reference says") {
-  std::mt19937_64 random(5);
+  std::mt19937_64 random(test_seed());
   const KernelTables available = available_kernels();
   const auto row = index_of(int8_format());
   for (const std::size_t count : {1, 7, 59, 60, 61, 120, 1000, 9999}) {

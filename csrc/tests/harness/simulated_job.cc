@@ -14,10 +14,8 @@ namespace {
 
 constexpr std::uint32_t kSimulatedSet = 3;
 
-}  // namespace
-
 // A batch ends once every rank has reached it.
-class SimulatedJob::Reached final : public Waitable {
+class Reached final : public Waitable {
  public:
   Reached(const SimulatedJob& job, const Batch& batch) : job_(job), batch_(batch) {}
   bool ready() override { return job_.is_reached(batch_); }
@@ -28,6 +26,8 @@ class SimulatedJob::Reached final : public Waitable {
   const SimulatedJob& job_;
   const Batch& batch_;
 };
+
+}  // namespace
 
 SimulatedJob::SimulatedJob(const std::vector<int>& hosts, const Negotiator::Options& options,
                            std::vector<Program> programs) {

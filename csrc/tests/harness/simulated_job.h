@@ -47,6 +47,8 @@ class SimulatedJob {
   int size() const { return static_cast<int>(ranks_.size()); }
   std::uint64_t messages() const { return messages_; }
   std::uint64_t bytes() const { return bytes_; }
+  // Whether every rank has reached a batch.
+  bool is_reached(const Batch& batch) const;
   // Whether all programs have ended.
   bool finished() const;
 
@@ -60,8 +62,6 @@ class SimulatedJob {
   bool expire_deadline(Random& random);
 
  private:
-  class Reached;
-  bool is_reached(const Batch& batch) const;
   bool can_execute(const Rank& rank) const;
   void execute(Rank& me);
   static bool can_run_program(const Rank& rank);
