@@ -2,9 +2,9 @@
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #include <cstdio>
+#include <ctime>
 #include <string>
 
 namespace horoplug {
@@ -29,9 +29,9 @@ bool sleeps_for_a_thread(pid_t thread) {
   if (file == nullptr) return false;
   long call = -1;
   unsigned long address = 0, operation = 0, value = 0, limit = 1;
-  // "running" in place of the numbers of a thread that runs.
-  const int read =
-      std::fscanf(file, "%ld %lx %lx %lx %lx", &call, &address, &operation, &value, &limit);
+  // "running" in place of the numbers of a thread that runs. The kernel's numbers fit their types.
+  const int read = std::fscanf(  // NOLINT(bugprone-unchecked-*)
+      file, "%ld %lx %lx %lx %lx", &call, &address, &operation, &value, &limit);
   std::fclose(file);
   if (read != 5 || call != SYS_futex || limit != 0) return false;
   const unsigned long command = operation & FUTEX_CMD_MASK;
