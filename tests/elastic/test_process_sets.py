@@ -83,7 +83,7 @@ def test_training_function_that_adds_its_sets_whenever_it_is_called():
         say("refused:", error)"""
     done, out, _ = job("", begin=begin)
     assert sorted(done) == [("0", "0", "[1, 2]"), ("2", "1", "[1, 2]"), ("3", "2", "[1, 2]")]
-    assert out.count("refused: process set 2 already has the ranks [0, 2].") == 3 + 3
+    assert out.count("refused: process set 2 already has the ranks [0, 2]") == 3 + 3
 
 
 def test_set_that_only_some_ranks_had_added_is_added_again_by_all():
