@@ -195,7 +195,13 @@ def test_image_runs_programs_as_a_user_who_can_change_nothing(image):
 def test_image_has_only_what_the_wheel_needs(image):
     done = image.run("pip", "list", "--format=freeze", "--disable-pip-version-check")
     names = {line.partition("==")[0].lower() for line in done.stdout.split()}
-    assert names - {"pip", "setuptools"} == {"horoplug", "cloudpickle", "numpy", "packaging", "pyyaml"}
+    assert names - {"pip", "setuptools"} == {
+        "horoplug",
+        "cloudpickle",
+        "numpy",
+        "packaging",
+        "pyyaml",
+    }
 
 
 def test_image_has_no_keys_of_its_own(image):
