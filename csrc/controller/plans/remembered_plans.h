@@ -8,6 +8,9 @@
 // - after its step was negotiated (find_step), or
 // - at once, when an operation is ready that the installed plan lacks (find_continuation). That is
 //   a guess. A plan that was guessed wrongly is not guessed again before it has run several times.
+//   Without guesses, a training step takes 1.2 times as long on average if seven other tensors are
+//   reduced for five of fifteen steps, and 1.6 times if every ten steps differ by one tensor from
+//   the ten before (benchmarks/loops.py, two ranks of one host).
 #pragma once
 
 #include <array>
