@@ -93,10 +93,14 @@ def test_one_step_starts_the_agents_of_all_hosts(flux, tmp_path):
 
 
 def test_hosts_without_ranks_get_no_task_and_a_failed_rank_is_named(flux, tmp_path):
-    command = ["sh", "-c", "[ $HOROVOD_RANK = 0 ] || exit 3"]
+    command = [
+        "sh",
+        "-c",
+        "[ $HOROVOD_RANK = 0 ] && exec sleep 600; exit 3",
+    ]  # rank 0 runs until it is ended
     done = run(flux(resources({"core": "0"})), "-np", 2, *command)
     assert done.returncode == 3
-    assert done.stderr == "horovodrun: rank 1 exited with code 3\n"
+    assert done.stderr == "horovodrun: rank 1 exited with code 3; the other ranks were ended\n"
     assert (tmp_path / "log").read_text() == "--rank=0,1 --dir=/\n"
 
 
