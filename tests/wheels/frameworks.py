@@ -4,15 +4,12 @@ The wheels are linked with another C++ library than PyPI's TensorFlow (csrc/bind
 tests of the checkout say nothing about them. make compat-matrix has other versions."""
 
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.harness import ROOT
-from tests.harness.limits import scaled
+from tests.harness.wheels import run, wheel
 
-WHEELS = Path(os.environ.get("HOROPLUG_TEST_WHEELS", ROOT / "dist" / "wheels"))
 PROGRAMS = ROOT / "tests" / "versions" / "programs"
 # With a framework, as a program's arguments. A job that ends with code 0 has passed all checks of its program, of which
 # one is that horoplug is the wheel's. Operations of TensorFlow and JAX run in compiled functions, too, and one fails in
@@ -27,19 +24,6 @@ CASES = [
     (".venv-oldest", "operations.py tensorflow"),
     (".venv-oldest", "optimizer_tensorflow.py"),
 ]
-
-
-def run(*command, **options):
-    done = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=scaled(300),
-        **options,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +41,19 @@ def programs(tmp_path_factory):
     return environment
 
 
+def output(*command):
+    return run(*command).stdout.strip()
+
+
 def make(home, other):
-    tag = run(other, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])")
-    (wheel,) = WHEELS.glob(f"*-{tag}-manylinux*_{os.uname().machine}.whl")
+    file = wheel(output(other, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"))
     run(other, "-m", "venv", home)
     install = (home / "bin" / "python", "-m", "pip", "install", "-q")
-    run(*install, "--no-deps", wheel)
+    run(*install, "--no-deps", file)
     (packages,) = home.glob("lib/python3*/site-packages")
-    others = run(other, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    others = output(other, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     (packages / "others.pth").write_text(others + "\n")
-    run(*install, wheel)  # what it needs and the other environment does not have
+    run(*install, file)  # what it needs and the other environment does not have
     return home / "bin"
 
 

@@ -1,21 +1,17 @@
 """Each wheel for this machine's architecture, installed with its Python. Not part of make test: make test-wheels."""
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.harness import ROOT
-from tests.harness.limits import scaled
+from tests.harness.wheels import run, wheel
 
 sys.path.append(str(ROOT / "scripts" / "wheels"))
 
 from pythons import pythons
 
-WHEELS = Path(os.environ.get("HOROPLUG_TEST_WHEELS", ROOT / "dist" / "wheels"))
 PYTHONS = pythons()
 
 REDUCE = """
@@ -59,28 +55,14 @@ hvd.allreduce(1.0, name="second")
 """
 
 
-def run(*command, check=True, **options):
-    done = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=scaled(300),
-        **options,
-    )
-    assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
 @pytest.fixture(scope="module", params=sorted(PYTHONS))
 def installed(request, tmp_path_factory):
     """The folder of a new environment's programs, with the wheel and what it needs."""
-    (wheel,) = WHEELS.glob(f"*-{request.param}-manylinux*_{os.uname().machine}.whl")
     folder = tmp_path_factory.mktemp(request.param)
     run(PYTHONS[request.param], "-m", "venv", folder)
     # Of newer versions, NumPy has no wheel for 3.13t, and compiles for minutes.
     options = ("-q", "--only-binary=numpy")
-    run(folder / "bin" / "python", "-m", "pip", "install", *options, wheel)
+    run(folder / "bin" / "python", "-m", "pip", "install", *options, wheel(request.param))
     return folder / "bin"
 
 

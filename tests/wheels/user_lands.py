@@ -5,15 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 from tests.harness.user_land import UserLand
+from tests.harness.wheels import WHEELS, wheel
 
-WHEELS = Path(os.environ.get("HOROPLUG_TEST_WHEELS", ROOT / "dist" / "wheels"))
 BUILD = ROOT / "build" / "wheels"
 PYTHON = (3, 11)  # of Debian 12
 PACKAGES = ("cloudpickle", "iniconfig", "numpy", "packaging", "pluggy", "psutil", "Pygments")
@@ -54,8 +53,7 @@ def test_core_passes_its_tests_in_debian_11(old, folder):
 )
 def test_library_loads_in_debian_11(old, name):
     """Debian 11's own Python is older than those for which there are wheels."""
-    wheel = next(WHEELS.glob("*_x86_64.whl"))
-    shutil.unpack_archive(wheel, old.root / "opt" / "wheel", "zip")
+    shutil.unpack_archive(next(WHEELS.glob("*_x86_64.whl")), old.root / "opt" / "wheel", "zip")
     variables = (f"LD_PRELOAD=/opt/wheel/horoplug/{name}", "LD_BIND_NOW=1")
     done = old.run("env", *variables, "cat", "/proc/self/maps")
     assert done.stderr == ""
@@ -73,17 +71,14 @@ def arm_python(arm):
     """The Python of an environment with the wheel for aarch64, in the user land for that architecture."""
     folder = arm.root / "opt" / "packages"
     shutil.rmtree(folder, ignore_errors=True)
-    tag = f"cp{PYTHON[0]}{PYTHON[1]}"
-    (wheel,) = WHEELS.glob(f"*-{tag}-manylinux*_aarch64.whl")
+    file = wheel(f"cp{PYTHON[0]}{PYTHON[1]}", "aarch64")
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 27, 28)]
     platforms += ["--platform=manylinux2014_aarch64"]
     version = ["--python-version", f"{PYTHON[0]}.{PYTHON[1]}", "--only-binary=:all:"]
     pinned = (ROOT / "requirements" / "test.txt").read_text().splitlines()
     wanted = [line for line in pinned if line.split("==")[0] in PACKAGES]
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
-    subprocess.run(
-        [*command, *platforms, *version, *wanted, wheel], check=True, timeout=scaled(600)
-    )
+    subprocess.run([*command, *platforms, *version, *wanted, file], check=True, timeout=scaled(600))
     for entry in ("tests", "conftest.py", "pyproject.toml"):
         source, target = ROOT / entry, arm.root / "opt" / "checkout" / entry
         if source.is_dir():
