@@ -1,8 +1,9 @@
-// A clock that stands still while this process does.
+// A clock that does not count the time in which this process was stopped, suspended or without a
+// processor.
 //
-// The limits of waits for other ranks are measured with it. A process that was stopped, suspended
-// or got no processor could not look at what its peers did, so that it must not hold this time
-// against them. A gap between two readings shows it.
+// The limits of waits for other ranks are measured with it. In such a time, the process could not
+// look at what its peers did, so that the peers must not be blamed for it. A gap between two
+// readings of the clock shows it.
 #pragma once
 
 #include <chrono>

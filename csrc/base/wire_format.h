@@ -29,7 +29,8 @@ struct WireFormat {
   // Whether the sums of some of the ranks may be encoded on their way to the sum of all. Otherwise
   // each element is summed at once, from the contributions of all ranks.
   bool partial_sums;
-  // Whether what encoding loses is added to the tensor of the same name when it is encoded next.
+  // Error feedback: whether what encoding a tensor loses, the residual, is added to the tensor of
+  // the same name when it is encoded next.
   bool keeps_error;
   bool on_gpu;  // whether there are GPU kernels; otherwise GPU tensors are encoded in host memory
 

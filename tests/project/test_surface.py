@@ -77,7 +77,7 @@ def test_exports_are_documented_or_horovods(name):
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_a_collection_has_no_other_names(name):
+def test_the_module_of_a_framework_has_no_names_beside_those_of_its_all(name):
     found = set(exported(name))
     if name not in sys.modules:
         pytest.skip(f"{name} needs what is not installed here")

@@ -1,5 +1,5 @@
-// What wire formats keep for each tensor of a process set on this rank (WireFormat::keeps_error):
-// what the last encoding has lost, which the next one adds.
+// What wire formats with error feedback (WireFormat::keeps_error) keep for each tensor of a process
+// set on this rank: the residual, which the last encoding has lost and the next one adds.
 //
 // A batch reads what the last completed batch has left and writes a new state, which counts once
 // the batch has completed. So a batch that is withdrawn or fails leaves nothing, and neither plans

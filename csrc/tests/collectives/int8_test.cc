@@ -144,7 +144,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what encoding has lost is reset, saved and loaded, and ends with the set") {
+TEST_CASE("residuals of error feedback are reset, saved and loaded, and end with the process set") {
   constexpr int kRanks = 3;
   Expected expected(kRanks);
   const auto before = expected_steps(expected, 0, 3);
@@ -183,7 +183,7 @@ TEST_CASE("what encoding has lost is reset, saved and loaded, and ends with the 
   });
 }
 
-TEST_CASE("nothing is kept under generated names, of joined ranks and of other formats") {
+TEST_CASE("no residuals are kept for generated names, joined ranks and other wire formats") {
   Cluster cluster(Transport::kThreads, 2);
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
@@ -208,7 +208,7 @@ TEST_CASE("nothing is kept under generated names, of joined ranks and of other f
   });
 }
 
-TEST_CASE("a withdrawn batch leaves the state as it was") {
+TEST_CASE("a withdrawn batch leaves the residuals as they were") {
   constexpr std::size_t kRanks = 3;
   for (const std::size_t hosts : {std::size_t{1}, kRanks}) {
     CAPTURE(hosts);
