@@ -2,6 +2,7 @@
 
 tests/wheels runs them in other user lands."""
 
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ def main() -> None:
     for architecture in ARCHITECTURES:
         folder = WORK / f"{architecture}-tests"
         options = ["-G", "Ninja", "-DHOROPLUG_TESTS=ON", f"-DDOCTEST_INCLUDE={headers}"]
+        options += [f"-DHOROPLUG_EMULATED={architecture != platform.machine()}"]
         run("cmake", "-S", ROOT, "-B", folder, *options, *compiler(architecture), **tools())
         run("cmake", "--build", folder, **tools())
 

@@ -17,7 +17,7 @@ BUILD = ROOT / "build" / "wheels"
 PYTHON = (3, 11)  # of Debian 12
 PACKAGES = ("cloudpickle", "iniconfig", "numpy", "packaging", "pluggy", "psutil", "Pygments")
 PACKAGES += ("pytest", "pytest-timeout", "PyYAML", "ml_dtypes")
-# Of csrc/tests. Emulated tests of the engine take half an hour.
+# Of csrc/tests.
 FOLDERS = ("base", "device", "transport", "controller", "trace", "collectives", "engine")
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a chroot"),

@@ -5,11 +5,11 @@
 
 #include "harness/any_message.h"
 #include "harness/cluster.h"
-#include "harness/sanitized.h"
+#include "harness/slowed_down.h"
 
 using namespace horoplug;
 using horoplug::testing::decode_any;
-using horoplug::testing::kSanitized;
+using horoplug::testing::kSlowedDown;
 
 namespace {
 
@@ -237,7 +237,7 @@ TEST_CASE("a message of repeated names and signatures expands by a bounded facto
   many_shapes.shapes.assign(20'000, {});
   Signature two_shapes = some_signature();
   two_shapes.shapes.assign(2, {5});
-  const std::size_t requests = kSanitized ? 30 : 300;
+  const std::size_t requests = kSlowedDown ? 30 : 300;
   for (const Signature& signature : {many_shapes, two_shapes}) {
     for (const std::size_t length : {5, 60'000}) {
       Ready ready;
@@ -297,7 +297,7 @@ TEST_CASE("a truncated message is rejected") {
 TEST_CASE("corrupted messages are rejected or decoded as valid ones, and never crash") {
   std::mt19937_64 random(horoplug::testing::test_seed());
   for (const Bytes& message : valid_messages()) {
-    for (int i = 0; i < (kSanitized ? 2'000 : 20'000); ++i) {
+    for (int i = 0; i < (kSlowedDown ? 2'000 : 20'000); ++i) {
       Bytes damaged = message;
       for (int hits = 1 + static_cast<int>(random() % 4); hits > 0; --hits) {
         damaged[random() % damaged.size()] = static_cast<std::byte>(random());

@@ -9,6 +9,7 @@
 
 #include "harness/algorithms_run.h"
 #include "harness/elements.h"
+#include "harness/slowed_down.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -19,7 +20,7 @@ constexpr DType kAdasumDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFl
                                    DType::kFloat64};
 // Sizes around those at which algorithms change: 16 KiB in shared memory, a slot of 1 MiB, chunks
 // of 256 KiB on a stream.
-#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
+#if HOROPLUG_SLOWED_DOWN
 constexpr int kAdasumSizes[] = {1, 2, 4};
 constexpr std::size_t kLarge = 150'001;
 #else
@@ -179,7 +180,7 @@ TEST_CASE("groups of tensors match the reference, with the same bits on every tr
         // More ranks than processors make this slow, and so do sanitizers. Each dtype is then
         // tested on half of the transports.
         const int part = static_cast<int>(transport) + static_cast<int>(dtype);
-        if ((ranks > 2 || kSanitized) && part % 2 == 1) continue;
+        if ((ranks > 2 || kSlowedDown) && part % 2 == 1) continue;
         CAPTURE(std::string(dtype_name(dtype)));
         CAPTURE(ranks);
         CAPTURE(transport_name(transport));
@@ -201,7 +202,7 @@ TEST_CASE("groups of tensors match the reference, with the same bits on every tr
 
 TEST_CASE("every algorithm gives the same bits, for single and for fused tensors") {
   for (const DType dtype : kAdasumDTypes) {
-    if (kSanitized && dtype != DType::kFloat16 && dtype != DType::kFloat64) continue;
+    if (kSlowedDown && dtype != DType::kFloat16 && dtype != DType::kFloat64) continue;
     for (const int ranks : {2, 4, 8}) {
       const Case fused(dtype, ranks, {40'001, 7, 3001, 1});
       Cluster direct(Transport::kThreads, ranks);

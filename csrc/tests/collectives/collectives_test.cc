@@ -9,6 +9,7 @@
 
 #include "harness/algorithms_run.h"
 #include "harness/elements.h"
+#include "harness/slowed_down.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -19,7 +20,7 @@ using Bytes = std::vector<std::byte>;
 
 // The whole grid takes minutes under a sanitizer. The defects that sanitizers find do not depend on
 // the dtype.
-#if defined(HOROPLUG_TSAN) || defined(HOROPLUG_ASAN)
+#if HOROPLUG_SLOWED_DOWN
 constexpr DType kDTypes[] = {DType::kBool, DType::kInt8, DType::kFloat16, DType::kFloat64};
 constexpr int kSizes[] = {1, 2, 3, 5};
 constexpr std::size_t kLargeCounts[] = {70'001, 270'003};
@@ -277,7 +278,7 @@ void run_large(Cluster& cluster) {
   cluster.run([&](int rank) {
     Engine& engine = cluster.engine(rank);
     for (const DType dtype : {DType::kUInt8, DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
-      if (kSanitized && dtype != DType::kFloat16) continue;
+      if (kSlowedDown && dtype != DType::kFloat16) continue;
       for (const std::size_t count : kLargeCounts) {
         check_allreduce(engine, rank, dtype, ReduceOp::kSum, count, true);
         check_allreduce(engine, rank, dtype, ReduceOp::kAverage, count, false);
@@ -306,7 +307,7 @@ TEST_CASE("all operations, dtypes and reductions give correct results on 1 to 8 
 TEST_CASE("operations on large tensors give correct results on every transport") {
   for (const Transport transport : kTransports) {
     for (const int ranks : {2, 3, 5}) {
-      if (kSanitized && ranks != 3) continue;
+      if (kSlowedDown && ranks != 3) continue;
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);
       Cluster cluster(transport, ranks);
@@ -565,7 +566,7 @@ TEST_CASE("results have the same bits on every rank and in every run") {
   std::normal_distribution<double> normal;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     for (const std::size_t count : {std::size_t{5}, std::size_t{3001}, kLargeCounts[1]}) {
-      if (kSanitized && count == kLargeCounts[1] && dtype != DType::kFloat16) continue;
+      if (kSlowedDown && count == kLargeCounts[1] && dtype != DType::kFloat16) continue;
       std::vector<Bytes> inputs;
       std::vector<double> exact(std::min(count, kRandoms), 0);
       for (int rank = 0; rank < kFive; ++rank) {

@@ -138,7 +138,7 @@ TEST_CASE("operations other than allreduce fall back to host memory") {
   GpuJobOptions options = on_two_hosts(4);
   options.has_nccl = true;
   GpuJob job(options);
-  run_random(job, kSanitized ? 10 : 30, 5, {0, 3000});
+  run_random(job, kSlowedDown ? 10 : 30, 5, {0, 3000});
 }
 
 TEST_CASE("CUDA IPC is not used while another algorithm is forced") {
@@ -151,8 +151,8 @@ TEST_CASE("buffers of several windows are reduced, also if the last window is pa
   GpuJob job(on_two_hosts(4));
   const std::size_t window = (16 << 20) / sizeof(float);  // elements; a window has 16 MiB
   // Sanitizers run fewer sizes, because they are slow with so much memory.
-  for (const std::size_t count : {(kSanitized ? 1 : 2) * window + 3, window - 1}) {
-    if (kSanitized && count < window) continue;
+  for (const std::size_t count : {(kSlowedDown ? 1 : 2) * window + 3, window - 1}) {
+    if (kSlowedDown && count < window) continue;
     const std::string name = std::to_string(count);
     job.run([&](int rank) { CHECK(sum_is_correct(job, rank, name, count)); });
   }
@@ -160,7 +160,7 @@ TEST_CASE("buffers of several windows are reduced, also if the last window is pa
 
 TEST_CASE("sums are correct in installed plans and after plans break") {
   GpuJob job(on_two_hosts(4));
-  break_plans(job, kSanitized ? 12 : 30);
+  break_plans(job, kSlowedDown ? 12 : 30);
 }
 
 TEST_CASE("a joined rank takes part without changing the result") {

@@ -72,7 +72,7 @@ TEST_CASE("concurrent random operations by CUDA IPC equal those of the CPU") {
     for (const EngineOptions& options : {with_ipc(), in_two_steps()}) {
       CAPTURE(ranks);
       GpuJob job({.ranks = ranks, .engine = options});
-      run_random(job, kSanitized ? 20 : 60, 10, {0, 6000});
+      run_random(job, kSlowedDown ? 20 : 60, 10, {0, 6000});
       CHECK(count_peer_waits(job) > 0);
     }
   }
@@ -91,7 +91,7 @@ TEST_CASE("with little GPU memory on one rank, all ranks use smaller chunks in s
     run_random(job, 5, 1, {280'000, 300'000});
     CHECK(count_peer_waits(job) > 0);
     CHECK(count_of("in chunks of 1 MiB instead of 32", job.logged()) == 1);
-    if (kSanitized) break;
+    if (kSlowedDown) break;
   }
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("if one rank cannot use CUDA IPC, no rank does, and one warning has th
 
 TEST_CASE("removing a set frees its GPU memory after all ranks have finished reading it") {
   SimulatedOptions gpus;
-  gpus.longest_delay = std::chrono::milliseconds(kSanitized ? 1 : 3);
+  gpus.longest_delay = std::chrono::milliseconds(kSlowedDown ? 1 : 3);
   GpuJob job({.ranks = 3, .engine = in_two_steps(), .gpu = gpus});
   job.run([&](int rank) { CHECK(sum_is_correct(job, rank, "all")); });
   for (int i = 0; i < 6; ++i) {

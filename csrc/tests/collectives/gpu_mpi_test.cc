@@ -158,7 +158,7 @@ TEST_CASE("concurrent random operations by MPI on GPU memory equal those of the 
       CAPTURE(ranks);
       GpuMpiJob job(std::vector<OnGpu>(static_cast<std::size_t>(ranks), OnGpu::kAll),
                     std::chrono::microseconds(delay));
-      const int count = kSanitized || delay > 50 ? 15 : 60;
+      const int count = kSlowedDown || delay > 50 ? 15 : 60;
       run_random(*job.job, count, 10, {0, 6000});
       for (const OpKind kind : kMoves) CHECK(job.begun_on_device(kind) > 0);
       // MPI has only some of the reductions, so few operations may contain none of them.

@@ -285,7 +285,7 @@ std::vector<std::vector<std::byte>> expected_results(const Work& work, Random& r
 
 void for_random_work(const std::function<void(const Work& work, Random& random)>& check) {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < (kSanitized ? 100 : 300); ++round) {
+  for (int round = 0; round < (kSlowedDown ? 100 : 300); ++round) {
     Random random(seed + static_cast<std::uint64_t>(round));
     const Work work = random_work(random);
     CAPTURE(seed);
@@ -457,7 +457,7 @@ class Set {
 
 TEST_CASE("batches of several process sets end with any late rank and tiny backlog limits") {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < (kSanitized ? 15 : 60); ++round) {
+  for (int round = 0; round < (kSlowedDown ? 15 : 60); ++round) {
     Random random(seed + static_cast<std::uint64_t>(round));
     CAPTURE(seed);
     CAPTURE(round);

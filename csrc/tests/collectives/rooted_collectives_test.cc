@@ -21,7 +21,7 @@ using Ranks = std::vector<int>;
 constexpr DType kRootedDTypes[] = {DType::kUInt8,   DType::kInt32,    DType::kInt64,
                                    DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                                    DType::kFloat64};
-constexpr int kCases = kSanitized ? 6 : 20;
+constexpr int kCases = kSlowedDown ? 6 : 20;
 
 double value_of(int rank, std::size_t i) {
   return static_cast<double>((i * 7 + static_cast<std::size_t>(rank) * 3) % 4);
@@ -43,7 +43,7 @@ struct Draw {
   // Sizes around those at which algorithms change, and 0.
   std::size_t count() {
     constexpr std::size_t kCounts[] = {0, 1, 3, 1025, 70'001, 600'003};
-    return kCounts[below(kSanitized ? 5 : std::size(kCounts))];
+    return kCounts[below(kSlowedDown ? 5 : std::size(kCounts))];
   }
   std::mt19937_64 random;
 };

@@ -44,7 +44,7 @@ struct Operations {
 
 TEST_CASE("ranks that submit in any order agree, and every operation runs exactly once") {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < (kSanitized ? 50 : 400); ++round) {
+  for (int round = 0; round < (kSlowedDown ? 50 : 400); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));
@@ -174,7 +174,7 @@ TEST_CASE(
     "ranks that join at any moment are absent from exactly the operations they have not "
     "submitted") {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < (kSanitized ? 60 : 300); ++round) {
+  for (int round = 0; round < (kSlowedDown ? 60 : 300); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + static_cast<std::uint64_t>(round));
@@ -312,7 +312,7 @@ TEST_CASE("when a rank leaves, every rank runs the same operations before the en
 }
 
 TEST_CASE("recurring operations take one small message up and one down per rank and step") {
-  constexpr int kRanks = kSanitized ? 16 : 64;
+  constexpr int kRanks = kSlowedDown ? 16 : 64;
   constexpr int kTensors = 1000;
   std::vector<int> hosts;
   for (int rank = 0; rank < kRanks; ++rank) hosts.push_back(rank / 8);

@@ -15,7 +15,7 @@
 #include "device/cuda/runtime/batch.h"
 #include "tests/harness/host_grid.h"
 #include "tests/harness/random_elements.h"
-#include "tests/harness/sanitized.h"
+#include "tests/harness/slowed_down.h"
 
 namespace {
 
@@ -293,7 +293,7 @@ TEST_CASE("reductions of several sources give the CPU's results") {
        {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
     for (int d = 0; d < kDTypeCount; ++d) {
       if (kernels().reduce[static_cast<int>(op)][d] == nullptr) continue;
-      if (testing::kSanitized && (static_cast<int>(op) + d) % 3 != 0) continue;
+      if (testing::kSlowedDown && (static_cast<int>(op) + d) % 3 != 0) continue;
       for (const int sources : {2, 3, 8}) {
         const double divide = op == ReduceOp::kAverage ? sources : 1.0;
         check_reduce(op, static_cast<DType>(d), sources, {1.0, divide}, random() % 2 == 0, random);

@@ -541,7 +541,7 @@ TEST_CASE("when a rank shuts down, the operations of the other ranks fail and na
 
 TEST_CASE("operations that were decided before a shutdown still run") {
   for (const Transport transport : kTransports) {
-    for (int round = 0; round < (kSanitized ? 6 : 20); ++round) {
+    for (int round = 0; round < (kSlowedDown ? 6 : 20); ++round) {
       CAPTURE(transport_name(transport));
       Cluster cluster(transport, 3);
       // The root of the broadcast finishes first and shuts down while others may still receive.
@@ -755,7 +755,7 @@ TEST_CASE("engines release their file descriptors and threads") {
     for (int i = 0; i < 3; ++i) cycle(transport);
     const std::size_t fds = count_entries("/proc/self/fd");
     const std::size_t threads = count_entries("/proc/self/task");
-    for (int i = 0; i < (kSanitized ? 20 : 60); ++i) cycle(transport);
+    for (int i = 0; i < (kSlowedDown ? 20 : 60); ++i) cycle(transport);
     CHECK(count_entries("/proc/self/fd") == fds);
     // The kernel may still list a thread for a moment after it was joined.
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);

@@ -11,7 +11,7 @@
 #include "tests/harness/elements.h"
 #include "tests/harness/gpu_job.h"
 #include "tests/harness/random_elements.h"
-#include "tests/harness/sanitized.h"
+#include "tests/harness/slowed_down.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -156,14 +156,14 @@ TEST_CASE("every operation gives the same results on GPUs as on CPUs") {
       // bits.
       const char* const name = transport == Transport::kMixed ? "staged" : "";
       GpuJob job({.transport = transport, .ranks = ranks, .engine = with_algorithm(name)});
-      random_operations(job, kSanitized ? 6 : 20, false);
+      random_operations(job, kSlowedDown ? 6 : 20, false);
     }
   }
 }
 
 TEST_CASE("buffers of several chunks and windows are staged through host memory") {
   GpuJob job({.ranks = 2, .engine = with_algorithm("staged")});
-  const std::size_t count = ((kSanitized ? 36 : 70) << 20) / sizeof(float) + 5;
+  const std::size_t count = ((kSlowedDown ? 36 : 70) << 20) / sizeof(float) + 5;
   job.run([&](int rank) {
     const Bytes result = job.perform(rank, sum_of("large", count),
                                      floats(count, static_cast<float>(rank + 1)), true);
@@ -428,7 +428,7 @@ TEST_CASE("NCCL runs every operation, also on process sets") {
                   .ranks = ranks,
                   .engine = with_algorithm("nccl"),
                   .has_nccl = true});
-      random_operations(job, kSanitized ? 8 : 25, true);
+      random_operations(job, kSlowedDown ? 8 : 25, true);
       CHECK(job.logged().find("not moved by NCCL") == std::string::npos);
       CHECK(job.nccl().alive() == static_cast<std::size_t>(ranks));
       job.run([&](int rank) {
@@ -497,7 +497,7 @@ TEST_CASE("no rank uses NCCL if one rank cannot create its communicator") {
 
 TEST_CASE("data_timeout does not include the wait for the framework's earlier work on the GPU") {
   EngineOptions engine = with_algorithm("ipc");
-  engine.data_timeout = Seconds(kSanitized ? 1.5 : 0.4);
+  engine.data_timeout = Seconds(kSlowedDown ? 1.5 : 0.4);
   GpuJob job({.engine = engine});
   job.run([&](int rank) { job.perform(rank, sum_of("first", 10), floats(10, 1)); });
   job.gpu().pause();

@@ -102,9 +102,9 @@ class LossyJob {
   static GpuJobOptions options() {
     GpuJobOptions options;
     options.ranks = 3;
-    options.gpu.wait_timeout = std::chrono::seconds(kSanitized ? 15 : 5);
+    options.gpu.wait_timeout = std::chrono::seconds(kSlowedDown ? 15 : 5);
     options.engine.algorithm = "nccl";
-    options.engine.data_timeout = Seconds(kSanitized ? 2 : 0.5);
+    options.engine.data_timeout = Seconds(kSlowedDown ? 2 : 0.5);
     options.has_nccl = true;
     options.nccl.late = 0;
     options.nccl_functions = [](int rank, cuda::NcclApi& api) {
@@ -129,7 +129,7 @@ TEST_CASE("two sets whose operations are ordered differently load kernels withou
   held = false;
   first = nullptr;
   GpuJobOptions options;
-  options.gpu.wait_timeout = std::chrono::seconds(kSanitized ? 10 : 3);
+  options.gpu.wait_timeout = std::chrono::seconds(kSlowedDown ? 10 : 3);
   options.has_nccl = true;
   options.nccl.late = 0;
   options.nccl_functions = [](int rank, cuda::NcclApi& api) {
@@ -211,7 +211,7 @@ TEST_CASE("overlapping sets run operations in any order with every algorithm") {
     options.engine.algorithm = way.name;
     options.has_nccl = way.nccl;
     GpuJob job(options);
-    constexpr int kRounds = kSanitized ? 3 : 8, kAtOnce = 3;
+    constexpr int kRounds = kSlowedDown ? 3 : 8, kAtOnce = 3;
     job.run([&](int rank) {
       Engine& engine = job.engine(rank);
       std::vector<std::uint32_t> sets = {0};

@@ -9,7 +9,7 @@
 #include "harness/cluster.h"
 #include "harness/elements.h"
 #include "harness/programs.h"
-#include "harness/sanitized.h"
+#include "harness/slowed_down.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -123,7 +123,7 @@ TEST_CASE("random programs give the right results while plans are installed and 
   std::uint64_t broken = 0;
   std::uint64_t round = 0;
   for (const Transport transport : kTransports) {
-    for (int repeat = 0; repeat < (kSanitized ? 3 : 6); ++repeat, ++round) {
+    for (int repeat = 0; repeat < (kSlowedDown ? 3 : 6); ++repeat, ++round) {
       CAPTURE(seed);
       CAPTURE(round);
       CAPTURE(transport_name(transport));
@@ -139,8 +139,8 @@ TEST_CASE("random programs give the right results while plans are installed and 
     }
   }
   MESSAGE("planned batches: " << planned << ", broken plans: " << broken);
-  CHECK(planned > (kSanitized ? 50 : 100));
-  CHECK(broken > (kSanitized ? 3 : 10));
+  CHECK(planned > (kSlowedDown ? 50 : 100));
+  CHECK(broken > (kSlowedDown ? 3 : 10));
 }
 
 TEST_CASE("a step of a plan needs no control message on any transport") {
@@ -281,7 +281,7 @@ TEST_CASE("a batch that is withdrawn leaves its inputs unchanged") {
 TEST_CASE("a late rank does not exceed data_timeout, because its plan is uninstalled before") {
   // data_timeout applies to transfers, not to programs that submit late.
   EngineOptions options = test_options();
-  options.data_timeout = Seconds(kSanitized ? 1.5 : 0.4);
+  options.data_timeout = Seconds(kSlowedDown ? 1.5 : 0.4);
   for (const Transport transport : {Transport::kShm, Transport::kTcp}) {
     CAPTURE(transport_name(transport));
     Cluster cluster(transport, 2, options);

@@ -58,7 +58,7 @@ TEST_CASE("a tensor of any size arrives on every transport") {
     Cluster cluster(transport, 3);
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
-      const std::size_t most = kSanitized ? 300'000 : 6'000'001;
+      const std::size_t most = kSlowedDown ? 300'000 : 6'000'001;
       for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, most}) {
         // Around a ring, and to the rank itself.
         std::vector<float> mine = numbers(count, rank), from_left(count), own(count);
@@ -198,8 +198,8 @@ TEST_CASE("tensors arrive on every path, in any order of waits, beside collectiv
         std::mt19937_64 common(seed), own(seed + 1 + static_cast<std::uint64_t>(rank));
         // The data that arrives at a rank, even that of one tensor, is far more than its slots
         // hold.
-        const std::size_t most = kSanitized ? 60'000 : 800'000;
-        const int rounds = kSanitized ? 2 : 4;
+        const std::size_t most = kSlowedDown ? 60'000 : 800'000;
+        const int rounds = kSlowedDown ? 2 : 4;
         for (int round = 0; round < rounds; ++round) {
           struct Work {
             OpKind op;
@@ -294,7 +294,7 @@ TEST_CASE("slots return when process sets are removed while sends are under way"
 TEST_CASE("an abort in the middle of transfers ends them, and their memory is left alone") {
   const std::uint64_t seed = test_seed();
   CAPTURE(seed);
-  for (int round = 0; round < (kSanitized ? 5 : 30); ++round) {
+  for (int round = 0; round < (kSlowedDown ? 5 : 30); ++round) {
     Cluster cluster(Transport::kThreads, 3, patient());
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
@@ -416,7 +416,7 @@ TEST_CASE("an operation without a partner ends when the other rank leaves") {
 
 TEST_CASE("a recv that is submitted while any rank leaves fails, also if its sender stays") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 30 : 100); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 30 : 100); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     std::mt19937_64 random(seed + round);
@@ -453,7 +453,7 @@ TEST_CASE("sends and recvs between the other ranks go on when ranks leave") {
   EngineOptions options = patient();
   options.transfers_outlive_ranks = true;
   for (const Transport transport : {Transport::kThreads, Transport::kTcp, Transport::kMixed}) {
-    for (std::uint64_t round = 0; round < (kSanitized ? 3 : 10); ++round) {
+    for (std::uint64_t round = 0; round < (kSlowedDown ? 3 : 10); ++round) {
       CAPTURE(seed);
       CAPTURE(round);
       CAPTURE(transport_name(transport));
@@ -597,7 +597,7 @@ TEST_CASE("tensors are sent between GPUs, and between a GPU and a CPU") {
       Engine& engine = job.engine(rank);
       Framework& framework = job.framework(rank);
       for (const std::size_t count : {std::size_t{0}, std::size_t{777}, std::size_t{2'000'003}}) {
-        if (kSanitized && count > 1000) continue;
+        if (kSlowedDown && count > 1000) continue;
         const std::size_t bytes = count * sizeof(float);
         const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
         const std::vector<float> mine = numbers(count, rank);

@@ -71,13 +71,13 @@ void sum(Engine& engine, int rank, std::uint32_t set, const Ranks& ranks, const 
 
 }  // namespace
 
-constexpr std::size_t kLarge = kSanitized ? 70'000 : 300'000;
+constexpr std::size_t kLarge = kSlowedDown ? 70'000 : 300'000;
 
 TEST_CASE("operations of many sets complete when every rank submits them in its own order") {
   const std::uint64_t seed = test_seed();
   for (const Transport transport : kTransports) {
     for (const int size : {2, 5}) {
-      if (kSanitized && size != 5) continue;
+      if (kSlowedDown && size != 5) continue;
       CAPTURE(transport_name(transport));
       CAPTURE(size);
       CAPTURE(seed);
@@ -103,7 +103,7 @@ TEST_CASE("operations of many sets complete when every rank submits them in its 
         for (int step = 0; step < 5; ++step) {
           std::shuffle(sums.begin(), sums.end(), own);
           for (Sum& one : sums) {
-            const bool large = step == 4 && (!kSanitized || one.name < "x3");
+            const bool large = step == 4 && (!kSlowedDown || one.name < "x3");
             one.start(engine, rank, large ? kLarge : 7);
           }
           for (Sum& one : sums) one.finish(engine);
@@ -207,7 +207,7 @@ TEST_CASE("removing a set ends its pending operations and frees its memory") {
     const Ranks ranks{0, 1};
     cluster.run([&](int rank) {
       Engine& engine = cluster.engine(rank);
-      for (int round = 0; round < (kSanitized ? 15 : 50); ++round) {
+      for (int round = 0; round < (kSlowedDown ? 15 : 50); ++round) {
         const std::uint32_t set = add_set(engine, ranks);
         if (set != static_cast<std::uint32_t>(round + 1)) throw std::runtime_error("number");
         if (contains(ranks, rank)) sum(engine, rank, set, ranks, "large", 400'000);
@@ -259,7 +259,7 @@ TEST_CASE("the memory of a removed set is used again by sets of any ranks") {
   const std::vector<Ranks> sets{{0, 2}, {0, 1, 2, 3}, {1, 3}, {0, 1}, {0, 2, 3}, {2}};
   for (const Transport transport : {Transport::kShm, Transport::kMixed}) {
     check_segments_stop_growing(
-        transport, kSanitized ? 24 : 60, 12, [&](Engine& engine, int rank, int round) {
+        transport, kSlowedDown ? 24 : 60, 12, [&](Engine& engine, int rank, int round) {
           // Two at a time, of which the first one stays a round longer.
           const Ranks& ranks = sets[static_cast<std::size_t>(round) % sets.size()];
           const std::uint32_t set = add_set(engine, ranks);
@@ -276,7 +276,7 @@ TEST_CASE("the memory of a removed set is used again by sets of any ranks") {
 
 TEST_CASE("the memory of a set is used again if ranks join while it is removed") {
   const Ranks ranks{0, 1, 2};
-  check_segments_stop_growing(Transport::kShm, kSanitized ? 12 : 40, 6,
+  check_segments_stop_growing(Transport::kShm, kSlowedDown ? 12 : 40, 6,
                               [&](Engine& engine, int rank, int round) {
                                 const std::uint32_t set = add_set(engine, ranks);
                                 if (contains(ranks, rank)) sum(engine, rank, set, ranks, "small");

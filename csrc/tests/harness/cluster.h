@@ -11,7 +11,7 @@
 
 #include "engine/engine.h"
 #include "engine/operations/submission.h"
-#include "tests/harness/sanitized.h"
+#include "tests/harness/slowed_down.h"
 
 namespace horoplug::testing {
 

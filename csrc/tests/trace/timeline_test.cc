@@ -131,7 +131,7 @@ TEST_CASE("arbitrary bytes become a JSON string of valid UTF-8") {
 TEST_CASE("the trace file is valid JSON while it grows") {
   const Folder folder;
   const std::string path = folder / "a.json";
-  constexpr int kReads = kSanitized ? 30 : 80;
+  constexpr int kReads = kSlowedDown ? 30 : 80;
   std::atomic<int> reads{0};
   int events = 0;
   Timeline timeline(path, {.interval = std::chrono::milliseconds(1)}, kNoFailure);

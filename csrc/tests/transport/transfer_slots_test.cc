@@ -48,7 +48,7 @@ TEST_CASE("tensors of any size are transferred through any number of new or reus
   const TransferSlots memory(segment);
   const auto bell = std::make_shared<Doorbell>();
   SlotPool pool;
-  for (int round = 0; round < (kSanitized ? 30 : 200); ++round) {
+  for (int round = 0; round < (kSlowedDown ? 30 : 200); ++round) {
     const std::size_t bytes = random() % (round % 10 == 0 ? 3'000'000 : 100'000);
     const std::vector<std::uint32_t> slots = pool.take(1 + random() % slots_wanted(bytes));
     SlotLoan sender(memory, slots, 1, bell), receiver(memory, slots, 0, bell);

@@ -35,7 +35,7 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
   std::uint64_t planned = 0;
   std::uint64_t withdrawn = 0;
   std::set<std::int64_t> settings;
-  for (std::uint64_t round = 0; round < (kSanitized ? 50 : 1500); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 50 : 1500); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -76,9 +76,9 @@ TEST_CASE("random programs end, and all ranks execute the same batches in the sa
     REQUIRE(runs == submitted);
   }
   MESSAGE("planned batches: " << planned << ", withdrawn: " << withdrawn);
-  CHECK(planned > (kSanitized ? 300 : 1000));
+  CHECK(planned > (kSlowedDown ? 300 : 1000));
   CHECK(withdrawn > 10);
-  if (!kSanitized) CHECK(settings.contains(200));  // at least one of the jobs has tried it
+  if (!kSlowedDown) CHECK(settings.contains(200));  // at least one of the jobs has tried it
 }
 
 TEST_CASE("a step of an installed plan sends no message") {
@@ -129,7 +129,7 @@ TEST_CASE(
 
 TEST_CASE("a name can occur several times in a step, and operations may be unnamed") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 20 : 100); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 20 : 100); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -177,7 +177,7 @@ TEST_CASE("a plan that keeps breaking is installed again after ever more equal s
 
 TEST_CASE("operations that are not in the plan run without ending it") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 5 : 30); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 5 : 30); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -210,7 +210,7 @@ TEST_CASE("operations that are not in the plan run without ending it") {
 
 TEST_CASE("a rank that joins while the plan is paused ends the plan without a time limit") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 50 : 300); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 50 : 300); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -233,7 +233,7 @@ TEST_CASE("a rank that joins while the plan is paused ends the plan without a ti
 
 TEST_CASE("a withdrawn batch of a plan is joined again, whatever choices the plan has") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 40 : 200); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 40 : 200); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -314,7 +314,7 @@ TEST_CASE("loops in turn keep their plans and switch without a deadline") {
       {{1, {{"a", "b", "x"}}}, {1, {{"a", "b", "y"}}}},        // the same, with common operations
   };
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 4 : 20); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 4 : 20); ++round) {
     for (std::size_t kind = 0; kind < loops.size(); ++kind) {
       CAPTURE(seed);
       CAPTURE(round);
@@ -354,7 +354,7 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
   const std::uint64_t seed = test_seed();
   std::uint64_t planned = 0;
   std::uint64_t negotiated = 0;
-  for (std::uint64_t round = 0; round < (kSanitized ? 20 : 600); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 20 : 600); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);
@@ -418,12 +418,12 @@ TEST_CASE("programs that change between loops at random end, and all ranks do th
     for (int rank = 0; rank < ranks; ++rank) REQUIRE(job[rank].done == job[0].done);
   }
   MESSAGE("planned batches: " << planned << ", negotiated: " << negotiated);
-  CHECK(planned > (kSanitized ? 1'000 : 10'000));
+  CHECK(planned > (kSlowedDown ? 1'000 : 10'000));
 }
 
 TEST_CASE("failures and closings during a plan end the same operations on all ranks") {
   const std::uint64_t seed = test_seed();
-  for (std::uint64_t round = 0; round < (kSanitized ? 40 : 200); ++round) {
+  for (std::uint64_t round = 0; round < (kSlowedDown ? 40 : 200); ++round) {
     CAPTURE(seed);
     CAPTURE(round);
     Random random(seed + round);

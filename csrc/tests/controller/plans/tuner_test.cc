@@ -105,7 +105,7 @@ TEST_CASE("the tuner finds the best settings on a noisy and changing machine") {
 TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
   Random random(test_seed());
   std::normal_distribution<double> noise(1, 0.1);
-  constexpr int kRounds = kSanitized ? 200 : 800;
+  constexpr int kRounds = kSlowedDown ? 200 : 800;
   int changes = 0;
   for (int round = 0; round < kRounds; ++round) {
     Tuner tuner({}, {}, {.ranks = 4});
@@ -114,7 +114,7 @@ TEST_CASE("the tuner keeps a setting unless another one is clearly better") {
   }
   // Both trials together are wrong in less than one of ten rounds. With fewer rounds, under a
   // sanitizer, the estimate is less precise.
-  CHECK(changes < kRounds / (kSanitized ? 5 : 10));
+  CHECK(changes < kRounds / (kSlowedDown ? 5 : 10));
 
   // A setting that is always better, but only slightly.
   Tuner tuner({}, {}, {.ranks = 4});
@@ -288,7 +288,7 @@ TEST_CASE("the number of tried choices is limited") {
 
 TEST_CASE("a trial on real engines ends with equal settings and results on all ranks") {
   for (const Transport transport : kTransports) {
-    if (kSanitized && transport != Transport::kShm && transport != Transport::kTcp) continue;
+    if (kSlowedDown && transport != Transport::kShm && transport != Transport::kTcp) continue;
     CAPTURE(transport_name(transport));
     constexpr int kRanks = 3;
     EngineOptions options = test_options();

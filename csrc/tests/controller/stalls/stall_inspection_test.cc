@@ -12,8 +12,8 @@
 
 #include "controller/stalls/stall_diagnosis.h"
 #include "harness/cluster.h"
-#include "harness/sanitized.h"
 #include "harness/simulated_inspection.h"
+#include "harness/slowed_down.h"
 
 using namespace horoplug;
 
@@ -258,7 +258,7 @@ TEST_CASE("no message of an inspection grows with the number of pending operatio
   };
   CHECK(largest(100, 5000) <= largest(100, 50));
   // Ranks that do the same are one range, whose numbers have more digits.
-  CHECK(largest(testing::kSanitized ? 1000 : 3000, 50) < largest(100, 50) + 200);
+  CHECK(largest(testing::kSlowedDown ? 1000 : 3000, 50) < largest(100, 50) + 200);
 }
 
 TEST_CASE("the answer of a rank outside the subtree, or about another operation, is refused") {

@@ -19,7 +19,7 @@
 #include "transport/mesh.h"
 
 using namespace horoplug;
-using horoplug::testing::kSanitized;
+using horoplug::testing::kSlowedDown;
 using horoplug::testing::test_seed;
 
 namespace {
@@ -191,7 +191,7 @@ TEST_CASE("no wake-up is lost when callers, submitters and flags contend for the
   Rank rank;
   rank.loop.start();
   constexpr int kThreads = 4;
-  const int rounds = kSanitized ? 500 : 3000;
+  const int rounds = kSlowedDown ? 500 : 3000;
   std::atomic<int> late{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
