@@ -174,6 +174,7 @@ def main(folder: Path) -> None:
         _replace_adapter(framework)
         path, text = folder / framework / "operations.pyi", stub_of(framework)
         if not path.exists() or path.read_text() != text:  # what reads it now sees all of it
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
 
