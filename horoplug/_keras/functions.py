@@ -29,9 +29,7 @@ def read(variable: Any) -> np.ndarray[Any, Any]:
 
 
 def broadcast_variables(
-    variables: Sequence[Any],
-    root_rank: int,
-    process_set: ProcessSet = global_process_set,
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Overwrite Keras variables with the values that rank `root_rank` (a global rank) has, on all ranks of the set. The
     variables have the same order on every rank.

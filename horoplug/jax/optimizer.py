@@ -163,10 +163,7 @@ def distributed_value_and_grad(
 
 
 def distributed_grad(
-    fun: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    **options: Any,
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
     """``jax.grad`` whose gradients are reduced over the ranks (with ``has_aux``: ``(gradients, aux)``).
 

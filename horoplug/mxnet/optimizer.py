@@ -56,11 +56,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         options = self._options
-        return type(self), (
-            self._optimizer,
-            options.gradient_predivide_factor,
-            options.groups or 0,
-        )
+        return type(self), (self._optimizer, options.gradient_predivide_factor, options.groups or 0)
 
     def create_state(self, index: Any, weight: Any) -> Any:
         return self._optimizer.create_state(index, weight)

@@ -54,11 +54,7 @@ class _DistributedOptimizer(_Wrapper):
     """Reduces gradients in ``compute_gradients``."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        name: str | None,
-        use_locking: bool,
-        reduction: Reduction,
+        self, optimizer: Any, name: str | None, use_locking: bool, reduction: Reduction
     ) -> None:
         super().__init__(optimizer, name, use_locking)
         self._reduction, options = reduction, reduction.options
@@ -105,11 +101,7 @@ class _DistributedAdasumOptimizer(_Wrapper):
     :mod:`horoplug.torch.adasum_optimizer`."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        name: str | None,
-        use_locking: bool,
-        reduction: Reduction,
+        self, optimizer: Any, name: str | None, use_locking: bool, reduction: Reduction
     ) -> None:
         super().__init__(optimizer, name, use_locking)
         self._reduction = reduction

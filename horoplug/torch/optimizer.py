@@ -101,11 +101,7 @@ def DistributedOptimizer(
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
 
     kind = type(optimizer)
-    body = {
-        "__module__": public_name(__name__),
-        "__doc__": kind.__doc__,
-        "_wrapped_class": kind,
-    }
+    body = {"__module__": public_name(__name__), "__doc__": kind.__doc__, "_wrapped_class": kind}
     wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
     wrapped._take_attributes(optimizer)
     wrapped._distribute(named_parameters, options, bool(gradient_as_bucket_view))
