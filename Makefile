@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build kernels test test-all test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
+.PHONY: help demo build stubs kernels test test-all test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -133,6 +133,10 @@ $(UPSTREAM)/.installed: requirements/upstream-examples.txt .venv/.created
 
 build: .venv/.installed
 	@MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
+
+# For what reads the types and the documentation without a build.
+stubs:
+	@$(PYTHON) -m horoplug.common.stubs
 
 # With what draws the picture, and with the digits of scikit-learn where Fashion-MNIST, a Debian package, is missing.
 demo: build $(OPTIONAL)/.installed
@@ -245,7 +249,7 @@ $(DOCS)/.installed: requirements/docs.txt | build/.system-demo
 	$(DOCS)/bin/pip $(INSTALL) --no-deps -r $<
 	@touch $@
 
-docs: $(DOCS)/.installed
+docs: $(DOCS)/.installed stubs
 	@set -o pipefail; NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict 2>&1 | sed "/^INFO/d"
 	@echo "build/site/index.html"
 
@@ -358,7 +362,7 @@ lint: .venv/.dev lint-types
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python scripts/check_tests.py
 
-lint-types: .venv/.dev
+lint-types: .venv/.dev stubs
 	$(BIN)/mypy
 
 # Fuzz targets are compiled by clang only and are not in the list of compile commands.
@@ -381,5 +385,5 @@ format: .venv/.dev
 
 clean:
 	rm -rf .venv .venv-oldest .venv-wheels .venv-free-threaded .venv-mxnet build dist .cache .mypy_cache .pytest_cache .ruff_cache horoplug.egg-info
-	rm -f horoplug/*.so horoplug/kernels.fatbin*
+	rm -f horoplug/*.so horoplug/*/operations.pyi horoplug/kernels.fatbin*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -54,7 +54,8 @@ class Build(build):
 
 
 class BuildExt(build_ext):
-    """Runs CMake and installs libhoroplug.so and what is built on it side by side; errors and progress are shown."""
+    """Runs CMake, installs libhoroplug.so and what is built on it side by side, and writes the stubs of the operations.
+    Errors and progress are shown."""
 
     def run(self) -> None:
         folder = Path(os.environ.get("HOROPLUG_BUILD_DIR", ROOT / "build" / "release"))
@@ -88,9 +89,13 @@ class BuildExt(build_ext):
             check=True,
             stdout=subprocess.DEVNULL,
         )
+        subprocess.run(
+            [sys.executable, "-m", "horoplug.common.stubs", str(package)], cwd=ROOT, check=True
+        )
 
     def get_outputs(self) -> list[str]:
-        return [str(path) for path in Path(self.build_lib, "horoplug").glob("*.so")]
+        package = Path(self.build_lib, "horoplug")
+        return [str(path) for each in ("*.so", "*/operations.pyi") for path in package.glob(each)]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}

@@ -12,7 +12,7 @@ import ast
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +29,15 @@ scripts/horovod_names.py; do not edit.
 
 from typing import Final
 
+from horoplug.compat.names import table
+
 '''
+FOOTER = """
+IMPORTED: Final[dict[str, dict[str, str]]] = {}
+for _key, _names in _IMPORTED.items():
+    _module, _origin = _key.split()
+    IMPORTED.setdefault(_module, {})[_origin] = _names
+"""
 
 
 def git(repository: str, *arguments: str) -> str:
@@ -84,13 +92,20 @@ def names_of(
     return own, {origin: names for origin, names in found.items() if names}
 
 
-def words(names: set[str], indent: str) -> str:
-    """The names as a string literal."""
-    text = " ".join(sorted(names))
-    if len(indent) + len(text) < 70:
-        return f'"{text}"'
-    lines = textwrap.wrap(text, 110 - len(indent), break_long_words=False, break_on_hyphens=False)
-    return '"""\n' + "\n".join(indent + line for line in lines) + f'\n{indent[4:]}"""'
+def assignment(name: str, rows: Mapping[str, Iterable[str]]) -> str:
+    """The statement that gives a variable a table of names, as horoplug.compat.names.table reads it."""
+    lines = [
+        line
+        for key, names in rows.items()
+        for line in textwrap.wrap(
+            f"{key}: {' '.join(sorted(names))}",
+            119,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
+    return "\n".join([f'{name}: Final = table("""', *lines, '""")\n'])
 
 
 PAGE = f"""# Horovod's names
@@ -161,17 +176,20 @@ def main(repository: str) -> None:
         )
         for module in sorted({*MODULES, "horovod", "horovod.runner"})
     }
-    lines = ["OWN: Final[dict[str, str]] = {"]
-    lines += [f'    "{m}": {words(own, " " * 8)},' for m, (own, _) in found.items() if own]
-    lines += ["}", "", "IMPORTED: Final[dict[str, dict[str, str]]] = {"]
-    for module, (_, imported) in found.items():
-        if imported:
-            lines.append(f'    "{module}": {{')
-            lines += [
-                f'        "{o}": {words(ns, " " * 12)},' for o, ns in sorted(imported.items())
-            ]
-            lines.append("    },")
-    (ROOT / "horoplug" / "compat" / "surface.py").write_text(HEADER + "\n".join([*lines, "}", ""]))
+    write_tables(
+        {module: own for module, (own, _) in found.items() if own},
+        {
+            f"{m} {o}": ns
+            for m, (_, imported) in found.items()
+            for o, ns in sorted(imported.items())
+        },
+    )
+
+
+def write_tables(own: Mapping[str, Iterable[str]], imported: Mapping[str, Iterable[str]]) -> None:
+    """Write surface.py. ``imported``: by the module that imports and the one that has the names."""
+    text = HEADER + assignment("OWN", own) + "\n" + assignment("_IMPORTED", imported) + FOOTER
+    (ROOT / "horoplug" / "compat" / "surface.py").write_text(text)
 
 
 if __name__ == "__main__":

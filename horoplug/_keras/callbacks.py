@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from horoplug._keras.functions import broadcast_variables, optimizer_variables, weights, without
+from horoplug._keras.functions import broadcast_variables, weights, without
 from horoplug.common.basics import size
+from horoplug.common.keras_updates import optimizer_variables
 from horoplug.numpy.metrics import MetricAverages
 
 

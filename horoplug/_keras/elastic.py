@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from horoplug._keras import backends
-from horoplug._keras.functions import broadcast_variables, optimizer_variables, read, weights
+from horoplug._keras.functions import broadcast_variables, read, weights
 from horoplug.common.basics import rank
 from horoplug.common.elastic import (
     Parameters,
@@ -19,12 +18,11 @@ from horoplug.common.elastic import (
     variable_parts,
 )
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
-from horoplug.common.keras_updates import KerasProgress
+from horoplug.common.keras_updates import VariablesState, optimizer_variables
 from horoplug.common.objects import broadcast_object
-from horoplug.common.progress import InPlaceState
 
 
-class KerasState(InPlaceState):
+class KerasState(VariablesState):
     """The state of a training run: ``KerasState(model, optimizer, batch=0, epoch=0)``.
 
     ``optimizer``: by default the model's. ``backend`` is accepted for compatibility with Horovod and has no effect.
@@ -54,8 +52,6 @@ class KerasState(InPlaceState):
         state.epoch, model.layers[0].kernel  # -> (1, [[5.0]])
     """
 
-    _progress: KerasProgress | None = None
-
     def __init__(
         self,
         model: Any,
@@ -75,25 +71,17 @@ class KerasState(InPlaceState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
         self._save_variables()
 
-    def _variables(self) -> list[Any]:
+    _read = staticmethod(read)
+
+    def _all_variables(self) -> list[Any]:
         return [*self.model.variables, *optimizer_variables(self.optimizer)]
 
-    def _is_kept(self, variable: Any) -> bool:
-        return self._progress is not None and self._progress.owns(variable)
+    def _trained(self) -> list[Any]:
+        return list(self.model.trainable_variables)
 
     def _save_variables(self) -> None:
         sync_jax(self.model)
-        self._saved_variables = [(v, read(v)) for v in self._variables() if not self._is_kept(v)]
-
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
-        for variable, value in self._saved_variables:
-            if not self._is_kept(variable):
-                variable.assign(value)
-        super().restore()
+        super()._save_variables()
 
     def sync(self) -> None:
         sync_jax(self.model)
@@ -108,19 +96,6 @@ class KerasState(InPlaceState):
         broadcast_variables(weights(self.model, self.optimizer), root_rank)
         self._save_variables()  # restored after a failure before the first commit
         self._sync_from(root_rank)
-
-    def _copy_own(self) -> Callable[[], None]:
-        copies = [(variable, read(variable)) for variable in self._variables()]
-
-        def restore() -> None:
-            for variable, value in copies:
-                variable.assign(value)
-
-        return restore
-
-    def _checksums(self) -> list[bytes]:
-        values = (read(variable) for variable in self.model.trainable_variables)
-        return [hashlib.sha256(value.tobytes()).digest() for value in values]
 
 
 def _backend(optimizer: Any) -> Any:

@@ -6,16 +6,11 @@ from typing import Any
 import numpy as np
 
 from horoplug.base.errors import HorovodInternalError
+from horoplug.common.keras_updates import optimizer_variables
 from horoplug.common.objects import allgather_object
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.variants import synchronize
 from horoplug.numpy import broadcast_async_
-
-
-def optimizer_variables(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer; an empty list for None."""
-    found = getattr(optimizer, "variables", ())
-    return list(found() if callable(found) else found)  # a method in older versions
 
 
 def weights(model: Any, optimizer: Any = None) -> list[Any]:
@@ -34,9 +29,7 @@ def read(variable: Any) -> np.ndarray[Any, Any]:
 
 
 def broadcast_variables(
-    variables: Sequence[Any],
-    root_rank: int,
-    process_set: ProcessSet = global_process_set,
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Overwrite Keras variables with the values that rank `root_rank` (a global rank) has, on all ranks of the set. The
     variables have the same order on every rank.

@@ -37,209 +37,89 @@ class Config(CoreSettings):
     """The configuration: the settings of the core, those of Python and of launchers, and what follows from them. Times
     are in seconds, and 0 means never where there is a choice; sizes are in bytes."""
 
-    stall_check_disable: bool = variable(
-        "STALL_CHECK_DISABLE", flag, False, "1: stalled tensors are not reported"
-    )
-    start_timeout: float = variable(
-        "START_TIMEOUT", seconds, 30.0, "seconds that ranks wait for each other in `init()`"
-    )
-    as_gloo: bool = variable(
-        "AS_GLOO",
-        flag,
-        False,
+    # fmt: off
+    stall_check_disable: bool = variable("STALL_CHECK_DISABLE", flag, False, "1: stalled tensors are not reported")
+    start_timeout: float = variable("START_TIMEOUT", seconds, 30.0,
+        "seconds that ranks wait for each other in `init()`")
+    as_gloo: bool = variable("AS_GLOO", flag, False,
         "1: horoplug [stands in for Gloo](torch-distributed.md#in-place-of-gloo) in `torch.distributed`; read at "
-        "`import torch`",
-    )
-    log_level: str = variable(
-        "LOG_LEVEL", one_of(*LEVELS), "warning", "trace, debug, info, warning, error or fatal"
-    )
+        "`import torch`")
+    log_level: str = variable("LOG_LEVEL", one_of(*LEVELS), "warning", "trace, debug, info, warning, error or fatal")
     log_hide_time: bool = variable("LOG_HIDE_TIME", flag, False, "1: no time in log lines")
-    hierarchical_allreduce: bool = variable(
-        "HIERARCHICAL_ALLREDUCE",
-        flag,
-        False,
-        "1: allreduces of [GPU](gpu.md) tensors run within each host first; `ALGORITHM` takes precedence",
-    )
-    timeline: str | None = variable(
-        "TIMELINE",
-        text,
-        None,
-        "file for a [timeline](timeline.md); `DYNAMIC`: none before `start_timeline()`",
-    )
-    timeline_mark_cycles: bool = variable(
-        "TIMELINE_MARK_CYCLES", flag, False, "1: the timeline marks rounds of negotiation"
-    )
+    hierarchical_allreduce: bool = variable("HIERARCHICAL_ALLREDUCE", flag, False,
+        "1: allreduces of [GPU](gpu.md) tensors run within each host first; `ALGORITHM` takes precedence")
+    timeline: str | None = variable("TIMELINE", text, None,
+        "file for a [timeline](timeline.md); `DYNAMIC`: none before `start_timeline()`")
+    timeline_mark_cycles: bool = variable("TIMELINE_MARK_CYCLES", flag, False,
+        "1: the timeline marks rounds of negotiation")
     rank: int = variable("RANK", integer(0, 2**31 - 2), 0, "number of this process")
     size: int = variable("SIZE", integer(1, 2**31 - 1), 1, "number of processes")
     local_rank: int = variable("LOCAL_RANK", integer(0), 0, "number of this process on its host")
     local_size: int = variable("LOCAL_SIZE", integer(1), 1, "number of processes on this host")
-    cross_rank: int = variable(
-        "CROSS_RANK", integer(0), 0, "number of this host among those that have this local rank"
-    )
-    cross_size: int = variable(
-        "CROSS_SIZE", integer(1), 1, "number of hosts that have this local rank"
-    )
-    hostname: str | None = variable(
-        "HOST_KEY",
-        text,
-        None,
+    cross_rank: int = variable("CROSS_RANK", integer(0), 0,
+        "number of this host among those that have this local rank")
+    cross_size: int = variable("CROSS_SIZE", integer(1), 1, "number of hosts that have this local rank")
+    hostname: str | None = variable("HOST_KEY", text, None,
         "ranks with the same value are on one host and share memory; by default the host's identity",
-        aliases=("HOROPLUG_HOSTNAME", "HOROVOD_HOSTNAME"),
-    )
-    rendezvous_addr: str | None = variable(
-        "GLOO_RENDEZVOUS_ADDR", text, None, "address of the rendezvous server"
-    )
-    rendezvous_port: int | None = variable(
-        "GLOO_RENDEZVOUS_PORT", integer(1, 65535), None, "TCP port of the rendezvous server"
-    )
-    rendezvous_server: str = variable(
-        "RENDEZVOUS_SERVER",
-        one_of("launcher", "rank0"),
-        "launcher",
-        "`rank0`: rank 0 serves the rendezvous at that address",
-    )
-    secret_key: bytes | None = variable(
-        "SECRET_KEY",
-        parse_secret,
-        None,
-        "the job's secret: 32 bytes as hex or base64",
-        aliases=("_HOROVOD_SECRET_KEY",),
-        private=True,
-    )
-    secret_file: str | None = variable(
-        "SECRET_FILE",
-        text,
-        None,
-        "a file with that secret, which only its owner can read; `SECRET_KEY` takes precedence",
-    )
-    cpu_operations: str | None = variable(
-        "CPU_OPERATIONS",
-        one_of("mpi", "gloo", "ccl"),
-        None,
-        "`mpi`: data between hosts goes over [MPI](mpi.md); `gloo`: over TCP; unset: over the faster one",
-    )
-    controller: str | None = variable(
-        "CONTROLLER",
-        one_of("mpi", "gloo"),
-        None,
-        "`mpi`: `mpirun` must have started the job; `gloo`: data goes over TCP unless `CPU_OPERATIONS` is set",
-    )
-    mpi_cuda: bool | None = variable(
-        "MPI_CUDA",
-        flag,
-        None,
-        "1: MPI's nonblocking collectives accept [GPU memory](gpu.md); 0: never give it to MPI; unset: ask MPI",
-    )
-    num_streams: int = variable(
-        "NUM_STREAMS",
-        integer(1, MAX_STREAMS),
-        1,
+        aliases=("HOROPLUG_HOSTNAME", "HOROVOD_HOSTNAME"))
+    rendezvous_addr: str | None = variable("GLOO_RENDEZVOUS_ADDR", text, None, "address of the rendezvous server")
+    rendezvous_port: int | None = variable("GLOO_RENDEZVOUS_PORT", integer(1, 65535), None,
+        "TCP port of the rendezvous server")
+    rendezvous_server: str = variable("RENDEZVOUS_SERVER", one_of("launcher", "rank0"), "launcher",
+        "`rank0`: rank 0 serves the rendezvous at that address")
+    secret_key: bytes | None = variable("SECRET_KEY", parse_secret, None,
+        "the job's secret: 32 bytes as hex or base64", aliases=("_HOROVOD_SECRET_KEY",), private=True)
+    secret_file: str | None = variable("SECRET_FILE", text, None,
+        "a file with that secret, which only its owner can read; `SECRET_KEY` takes precedence")
+    cpu_operations: str | None = variable("CPU_OPERATIONS", one_of("mpi", "gloo", "ccl"), None,
+        "`mpi`: data between hosts goes over [MPI](mpi.md); `gloo`: over TCP; unset: over the faster one")
+    controller: str | None = variable("CONTROLLER", one_of("mpi", "gloo"), None,
+        "`mpi`: `mpirun` must have started the job; `gloo`: data goes over TCP unless `CPU_OPERATIONS` is set")
+    mpi_cuda: bool | None = variable("MPI_CUDA", flag, None,
+        "1: MPI's nonblocking collectives accept [GPU memory](gpu.md); 0: never give it to MPI; unset: ask MPI")
+    num_streams: int = variable("NUM_STREAMS", integer(1, MAX_STREAMS), 1,
         "connections between two ranks on different hosts; more than one helps where a single connection does not "
-        "fill the link",
-    )
-    connect_all: int = variable(
-        "CONNECT_ALL",
-        integer(0),
-        64,
+        "fill the link")
+    connect_all: int = variable("CONNECT_ALL", integer(0), 64,
         "jobs of at most so many ranks connect every two ranks in `init()`; in larger ones, most ranks on different "
-        "hosts are connected when they first exchange data; the same on all ranks",
-    )
-    encrypt: bool = variable(
-        "ENCRYPT",
-        flag,
-        False,
+        "hosts are connected when they first exchange data; the same on all ranks")
+    encrypt: bool = variable("ENCRYPT", flag, False,
         "1: all traffic between hosts is [encrypted](../SECURITY.md#encryption), or `init()` fails; the same on all "
-        "ranks",
-    )
-    libcrypto: str | None = variable(
-        "LIBCRYPTO",
-        text,
-        None,
-        "file of OpenSSL's libcrypto, for `ENCRYPT`; unset: a loaded one, Python's, or the system's",
-    )
-    gloo_iface: str | None = variable(
-        "GLOO_IFACE",
-        text,
-        None,
-        "network interface to listen on; several names, separated by commas, if hosts use different names",
-    )
-    thread_affinity: tuple[int, ...] = variable(
-        "THREAD_AFFINITY",
-        cores,
-        (),
-        "list of CPU numbers; the progress thread of a rank runs on the CPU at index local rank",
-    )
-    thread_share: bool = variable(
-        "THREAD_SHARE",
-        flag,
-        True,
+        "ranks")
+    libcrypto: str | None = variable("LIBCRYPTO", text, None,
+        "file of OpenSSL's libcrypto, for `ENCRYPT`; unset: a loaded one, Python's, or the system's")
+    gloo_iface: str | None = variable("GLOO_IFACE", text, None,
+        "network interface to listen on; several names, separated by commas, if hosts use different names")
+    thread_affinity: tuple[int, ...] = variable("THREAD_AFFINITY", cores, (),
+        "list of CPU numbers; the progress thread of a rank runs on the CPU at index local rank")
+    thread_share: bool = variable("THREAD_SHARE", flag, True,
         "0: do not limit the compute threads of frameworks to the rank's [share of its host's "
-        "cores](horovodrun.md#threads-of-each-rank), and do not compare them under other launchers",
-    )
-    dynamic_process_sets: bool = variable(
-        "DYNAMIC_PROCESS_SETS",
-        flag,
-        False,
-        "accepted; process sets can always be added and removed",
-    )
-    status_seconds: float = variable(
-        "STATUS_SECONDS",
-        seconds_or_zero,
-        0.0,
-        "interval at which rank 0 reports to the launcher; 0: never (`horovodrun` sets it on a terminal)",
-    )
+        "cores](horovodrun.md#threads-of-each-rank), and do not compare them under other launchers")
+    dynamic_process_sets: bool = variable("DYNAMIC_PROCESS_SETS", flag, False,
+        "accepted; process sets can always be added and removed")
+    status_seconds: float = variable("STATUS_SECONDS", seconds_or_zero, 0.0,
+        "interval at which rank 0 reports to the launcher; 0: never (`horovodrun` sets it on a terminal)")
     elastic: bool = variable("ELASTIC", flag, False, "1: the number of ranks may change")
-    notice_signal: int | None = variable(
-        "NOTICE_SIGNAL",
-        signal_number,
-        None,
+    notice_signal: int | None = variable("NOTICE_SIGNAL", signal_number, None,
         "signal by which a process of an [elastic job](elastic.md#notice) is told to leave at the next commit, or "
-        "`horovodrun` that the job has to end, such as `SIGUSR1`",
-    )
-    notice_file: str | None = variable(
-        "NOTICE_FILE",
-        text,
-        None,
+        "`horovodrun` that the job has to end, such as `SIGUSR1`")
+    notice_file: str | None = variable("NOTICE_FILE", text, None,
         "file whose existence tells the processes of an [elastic job](elastic.md#notice) on its host to leave at the "
-        "next commit",
-    )
-    slow_factor: float = variable(
-        "SLOW_FACTOR",
-        seconds_or_zero,
-        2.0,
+        "next commit")
+    slow_factor: float = variable("SLOW_FACTOR", seconds_or_zero, 2.0,
         "a process of an [elastic job](elastic.md#slow-processes) is reported as slow if it computes for so many "
-        "times as long as the others; 0: none is",
-    )
-    slow_seconds: float = variable(
-        "SLOW_SECONDS",
-        seconds,
-        30.0,
-        "seconds over which the processes of an elastic job are compared",
-    )
-    requeue: bool = variable(
-        "REQUEUE",
-        flag,
-        False,
-        "1: `horovodrun` has Slurm run its job again after the job has ended because of `NOTICE_SIGNAL`",
-    )
-    elastic_process: int | None = variable(
-        "ELASTIC_PROCESS",
-        integer(0),
-        None,
-        "set by `horovodrun` in elastic jobs: the number of the process, which never changes",
-    )
-    spark_start_timeout: float = variable(
-        "SPARK_START_TIMEOUT",
-        seconds,
-        600.0,
-        "seconds that a job of [horoplug.spark](spark.md) waits until Spark has started its tasks",
-    )
-    elastic_timeout: float = variable(
-        "ELASTIC_TIMEOUT",
-        seconds,
-        600.0,
-        "seconds that an [elastic job](elastic.md) waits for its smallest number of processes",
-    )
+        "times as long as the others; 0: none is")
+    slow_seconds: float = variable("SLOW_SECONDS", seconds, 30.0,
+        "seconds over which the processes of an elastic job are compared")
+    requeue: bool = variable("REQUEUE", flag, False,
+        "1: `horovodrun` has Slurm run its job again after the job has ended because of `NOTICE_SIGNAL`")
+    elastic_process: int | None = variable("ELASTIC_PROCESS", integer(0), None,
+        "set by `horovodrun` in elastic jobs: the number of the process, which never changes")
+    spark_start_timeout: float = variable("SPARK_START_TIMEOUT", seconds, 600.0,
+        "seconds that a job of [horoplug.spark](spark.md) waits until Spark has started its tasks")
+    elastic_timeout: float = variable("ELASTIC_TIMEOUT", seconds, 600.0,
+        "seconds that an [elastic job](elastic.md) waits for its smallest number of processes")
+    # fmt: on
     autotune_fixed: tuple[str, ...] = ()
     """Variables of :data:`TUNABLE` that the environment sets; their settings are not tuned."""
     notes: tuple[tuple[int, str], ...] = ()

@@ -85,11 +85,7 @@ def sizes(begin: int, end: int, factor: float) -> Iterator[int]:
 
 
 def cases(
-    collective: str,
-    dtype: np.dtype[Any],
-    op: str,
-    wanted: Iterator[int],
-    ranks: int,
+    collective: str, dtype: np.dtype[Any], op: str, wanted: Iterator[int], ranks: int
 ) -> Iterator[tuple[int, Case]]:
     """The cases with about as many bytes as are wanted, each with its bytes; none twice in a row."""
     kind = COLLECTIVES[collective]

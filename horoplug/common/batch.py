@@ -42,16 +42,8 @@ class Batch(InFlight):
     them."""
 
     __slots__ = (
-        "complete",
-        "engine",
-        "failures",
-        "handles",
-        "numbers",
-        "ready",
-        "refused",
-        "stream",
-        "tensors",
-    )
+        "complete", "engine", "failures", "handles", "numbers", "ready", "refused", "stream", "tensors",
+    )  # fmt: skip
 
     def __init__(
         self,

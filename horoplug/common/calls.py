@@ -88,19 +88,13 @@ def scatter(
 
 
 def send(
-    dest: int,
-    tag: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    dest: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Call:
     return Call(name, root=dest, process_set=process_set_id(process_set), tag=tag)
 
 
 def recv(
-    source: int,
-    tag: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    source: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Call:
     return Call(name, root=source, process_set=process_set_id(process_set), tag=tag)
 
@@ -108,16 +102,8 @@ def recv(
 CALLS: Final[dict[str, Callable[..., Call]]] = {
     function.__name__: function
     for function in (
-        allreduce,
-        allgather,
-        broadcast,
-        alltoall,
-        reducescatter,
-        reduce,
-        gather,
-        scatter,
-        send,
-        recv,
+        *(allreduce, allgather, broadcast, alltoall, reducescatter),
+        *(reduce, gather, scatter, send, recv),
     )
 }
 """The functions of this module, by the name of the operation."""

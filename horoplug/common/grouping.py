@@ -8,9 +8,7 @@ Groups = int | Sequence[Sequence[Any]] | None
 
 
 def split_indices(
-    indices: Sequence[int],
-    groups: int | Sequence[Sequence[Hashable]],
-    keys: Sequence[Hashable],
+    indices: Sequence[int], groups: int | Sequence[Sequence[Hashable]], keys: Sequence[Hashable]
 ) -> list[list[int]]:
     """Divide the indices of gradients into groups.
 

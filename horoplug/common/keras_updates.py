@@ -6,10 +6,11 @@ changed to one that does."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from horoplug.common.progress import Progress
+from horoplug.common.progress import InPlaceState, Progress
 
 Optimizer = TypeVar("Optimizer")
 
@@ -58,17 +59,71 @@ class KerasProgress(Progress):
                 yield
         finally:
             self._is_updating = False
-        of_optimizer = getattr(self._optimizer, "variables", ())
-        if callable(of_optimizer):  # a method in Keras 2
-            of_optimizer = of_optimizer()
+        owned = [*variables, *optimizer_variables(self._optimizer)]
         # By id. The dictionary holds the objects, so that their ids are not used again.
-        self._updated |= {id(variable): variable for variable in [*variables, *of_optimizer]}
+        self._updated |= {id(variable): variable for variable in owned}
 
     @contextlib.contextmanager
     def _counted(self, gradients: Sequence[Any]) -> Iterator[None]:
         self._begun += 1
         yield
         self._ended += 1
+
+
+class VariablesState(InPlaceState):
+    """A state of variables of TensorFlow or Keras. The base class of their states."""
+
+    _progress: KerasProgress | None = None
+
+    def _all_variables(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _trained(self) -> list[Any]:
+        """The variables whose values are compared between ranks."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _read(variable: Any) -> Any:
+        """A copy of a variable's value, an array of NumPy."""
+        raise NotImplementedError
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        self._restore_variables()
+        super().restore()
+
+    def _is_kept(self, variable: Any) -> bool:
+        return self._progress is not None and self._progress.owns(variable)
+
+    def _save_variables(self) -> None:
+        own = (v for v in self._all_variables() if not self._is_kept(v))
+        self._saved_variables = [(v, self._read(v)) for v in own]
+
+    def _restore_variables(self) -> None:
+        for variable, value in self._saved_variables:
+            if not self._is_kept(variable):
+                variable.assign(value)
+
+    def _copy_own(self) -> Callable[[], None]:
+        copies = [(variable, self._read(variable)) for variable in self._all_variables()]
+
+        def restore() -> None:
+            for variable, value in copies:
+                variable.assign(value)
+
+        return restore
+
+    def _checksums(self) -> list[bytes]:
+        return [hashlib.sha256(self._read(v).tobytes()).digest() for v in self._trained()]
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer; an empty list for None."""
+    found = getattr(optimizer, "variables", ())
+    return list(found() if callable(found) else found)  # a method in Keras 2
 
 
 def updating(

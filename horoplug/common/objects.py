@@ -8,12 +8,7 @@ import threading
 from typing import Any
 
 from horoplug.base.pickling import dumps as dumps
-from horoplug.common.byte_transfer import (
-    allgather_bytes,
-    broadcast_bytes,
-    recv_bytes,
-    send_bytes,
-)
+from horoplug.common.byte_transfer import allgather_bytes, broadcast_bytes, recv_bytes, send_bytes
 from horoplug.common.context import context
 from horoplug.common.object_tags import HEADER_BYTES, ObjectOperation, ObjectTags, check
 from horoplug.common.opspec import Call

@@ -1,9 +1,11 @@
 """Writes ``operations.pyi`` of each framework, which describes the generated functions to editors and type checkers.
 
-    python -m horoplug.common.stubs
+    python -m horoplug.common.stubs [FOLDER]
 
-A test checks that the files are up to date."""
+FOLDER: the package to write into, by default this one. The build runs this where neither a framework nor the core can
+be imported; stand-ins take their place. A test compares the files with the functions that they describe."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -11,12 +13,14 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import MagicMock
 
-from horoplug.common.opspec import BY_NAME, Output
-from horoplug.common.variants import Function, operation_of
+Function = Callable[..., Any]
+PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 # Framework: (line that imports the tensor's class, the class in annotations, what is converted to a tensor).
 FRAMEWORKS: Final = {
@@ -90,6 +94,10 @@ def stub(functions: Mapping[str, Function], imports: str, tensor: str, converted
 
 def _keeps_input(name: str) -> bool:
     """Whether a function does not overwrite its input."""
+    # Not imported at the top, since main() puts the stand-ins in place first.
+    from horoplug.common.opspec import BY_NAME, Output
+    from horoplug.common.variants import operation_of
+
     return not name.endswith("_") and BY_NAME[operation_of(name)].output is not Output.INPUT
 
 
@@ -112,16 +120,63 @@ def _overloads(signature: inspect.Signature) -> list[inspect.Signature]:
     return found
 
 
-def stubs(framework: str) -> tuple[Path, str]:
-    """The path of a framework's stub file, and its text."""
+def stub_of(framework: str) -> str:
+    """The text of a framework's stub file."""
     module = importlib.import_module(f"horoplug.{framework}.operations")
-    assert module.__file__ is not None
     functions = {name: getattr(module, name) for name in module.__all__}
-    return Path(module.__file__).with_suffix(".pyi"), stub(functions, *FRAMEWORKS[framework])
+    return stub(functions, *FRAMEWORKS[framework])
+
+
+def _replace_core() -> None:
+    """Make what imports the core importable without it. The members of its enumerations are numbered from 0."""
+    enumerations = {
+        node.name: IntEnum(node.name, list(_assigned(node)), start=0)
+        for node in ast.parse((PACKAGE / "_native.pyi").read_text()).body
+        if isinstance(node, ast.ClassDef) and "IntEnum" in map(ast.unparse, node.bases)
+    }
+    sys.modules["horoplug._native"] = MagicMock(**enumerations)
+    sys.modules["horoplug.common.dtypes"] = MagicMock()
+
+
+def _replace_adapter(framework: str) -> None:
+    """Make ``operations.py`` of a framework importable without it. Its adapter has only what the signatures and the
+    documentation of the functions contain."""
+    name = f"horoplug.{framework}"
+    folder = PACKAGE / framework
+    package: Any = types.ModuleType(name)
+    package.__path__ = [str(folder)]
+    sources = _assigned(ast.parse((folder / "adapter.py").read_text()))
+    documented = sources["documented"]
+    assert isinstance(documented, ast.Call)
+    adapter = MagicMock(
+        tensor_type=type(FRAMEWORKS[framework][1].partition("[")[0], (), {}),
+        documented=MagicMock(
+            **{str(each.arg): ast.literal_eval(each.value) for each in documented.keywords}
+        ),
+        compression=None if ast.unparse(sources["compression"]) == "None" else MagicMock(),
+    )
+    sys.modules[name] = package
+    sys.modules[f"{name}.adapter"] = MagicMock(ADAPTER=adapter, NumpyAdapter=lambda: adapter)
+
+
+def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
+    """The values that are assigned in a source text, by name."""
+    return {
+        ast.unparse(node.targets[0]): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+    }
+
+
+def main(folder: Path) -> None:
+    _replace_core()
+    for framework in FRAMEWORKS:
+        _replace_adapter(framework)
+        path, text = folder / framework / "operations.pyi", stub_of(framework)
+        if not path.exists() or path.read_text() != text:  # what reads it now sees all of it
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or FRAMEWORKS:
-        path, text = stubs(name)
-        path.write_text(text)
-        print(path)
+    main(Path(sys.argv[1]) if sys.argv[1:] else PACKAGE)

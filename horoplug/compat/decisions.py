@@ -45,12 +45,8 @@ EQUIVALENTS: Final[dict[str, dict[str, str]]] = {
             _grouped_allreduce_cond
         """,
         "horovod.tensorflow.elastic": "_global_variables",
-        "horovod.tensorflow.functions": """
-            _make_broadcast_group_fn _make_inplace_broadcast_group_fn
-        """,
-        "horovod.tensorflow.gradient_aggregation": """
-            apply_op_to_not_none_tensors get_not_none_from_list
-        """,
+        "horovod.tensorflow.functions": "_make_broadcast_group_fn _make_inplace_broadcast_group_fn",
+        "horovod.tensorflow.gradient_aggregation": "apply_op_to_not_none_tensors get_not_none_from_list",
         "horovod.tensorflow.mpi_ops": """
             _allgather_grad _allreduce _allreduce_grad _alltoall_grad _broadcast_grad _grouped_allgather_grad
             _grouped_allreduce _grouped_allreduce_grad _grouped_reducescatter _grouped_reducescatter_grad
@@ -103,10 +99,7 @@ _SPARK_JOB = "call horoplug.spark.run"
 LACKING: Final[dict[tuple[str, str], str]] = {
     ("horovod.common.basics", "MPI"): "import it from mpi4py",
     ("horovod.common.process_sets", "MPI"): "import it from mpi4py",
-    (
-        "horovod.common.process_sets",
-        "_init_process_sets _setup _temp_process_set_object",
-    ): _SET_UP,
+    ("horovod.common.process_sets", "_init_process_sets _setup _temp_process_set_object"): _SET_UP,
     ("horovod.common.util", "_check_extension_lambda"): "use extension_available",
     ("horovod.mxnet", "_append_broadcast_init"): "use broadcast_parameters",
     ("horovod.mxnet.mpi_ops", "MPI_MXNET_LIB_CTYPES dll_path"): "nothing is compiled against MXNet",
@@ -119,47 +112,31 @@ LACKING: Final[dict[tuple[str, str], str]] = {
         "horovod.runner.elastic.worker",
         "HostsUpdatedRequest WorkerNotificationClient WorkerNotificationService",
     ): _NOTICES,
-    (
-        "horovod.runner.launch",
-        """
+    ("horovod.runner.launch", """
         CACHE_FOLDER CACHE_STALENESS_THRESHOLD_MINUTES SSH_ATTEMPTS SSH_CONNECT_TIMEOUT_S
         _check_all_hosts_ssh_successful _is_elastic _launch_job is_gloo_used make_check_build_action
         make_deprecated_bool_action make_nic_action make_override_action make_override_bool_action
         make_override_false_action make_override_true_action run_controller
-        """,
-    ): _LAUNCHER,
+    """): _LAUNCHER,
     ("horovod.runner.launch", "check_build"): "start horovodrun --check-build",
     ("horovod.spark.common.store", "_DBFS_PREFIX_MAPPING"): "give DBFSLocalStore the path itself",
-    (
-        "horovod.spark.keras.estimator",
-        """
-        KerasEstimatorParamsReadable KerasEstimatorParamsReader KerasEstimatorParamsWritable
-        KerasEstimatorParamsWriter
-        """,
-    ): _SAVING,
-    (
-        "horovod.spark.lightning.estimator",
-        """
-        TorchEstimatorParamsReadable TorchEstimatorParamsReader TorchEstimatorParamsWritable
-        TorchEstimatorParamsWriter _torch_param_serialize
-        """,
-    ): _SAVING,
-    (
-        "horovod.spark.runner",
-        """
+    ("horovod.spark.keras.estimator", """
+        KerasEstimatorParamsReadable KerasEstimatorParamsReader KerasEstimatorParamsWritable KerasEstimatorParamsWriter
+    """): _SAVING,
+    ("horovod.spark.lightning.estimator", """
+        TorchEstimatorParamsReadable TorchEstimatorParamsReader TorchEstimatorParamsWritable TorchEstimatorParamsWriter
+        _torch_param_serialize
+    """): _SAVING,
+    ("horovod.spark.runner", """
         MINIMUM_COMMAND_LIFETIME_S WAIT_FOR_COMMAND_START_DELAY_SECONDS WAIT_FOR_SHUTDOWN_DELAY_SECONDS
-        _get_indices_in_rank_order _launch_job _make_mapper _make_spark_thread
-        _notify_and_register_task_addresses _register_task_addresses _task_fn
-        """,
-    ): _SPARK_JOB,
+        _get_indices_in_rank_order _launch_job _make_mapper _make_spark_thread _notify_and_register_task_addresses
+        _register_task_addresses _task_fn
+    """): _SPARK_JOB,
     ("horovod.spark.task", "_parent_process_monitor task_exec"): _SPARK_JOB,
-    (
-        "horovod.spark.torch.estimator",
-        """
-        TorchEstimatorParamsReadable TorchEstimatorParamsReader TorchEstimatorParamsWritable
-        TorchEstimatorParamsWriter _torch_param_serialize
-        """,
-    ): _SAVING,
+    ("horovod.spark.torch.estimator", """
+        TorchEstimatorParamsReadable TorchEstimatorParamsReader TorchEstimatorParamsWritable TorchEstimatorParamsWriter
+        _torch_param_serialize
+    """): _SAVING,
     (
         "horovod.tensorflow.elastic",
         "_broadcast_model _default_session _model_built",
@@ -172,29 +149,16 @@ LACKING: Final[dict[tuple[str, str], str]] = {
         "horovod.torch.elastic.state",
         "_get_handler _get_handlers _union",
     ): "use get_handler_registry and set_handler_registry",
-    (
-        "horovod.torch.mpi_ops",
-        """
-        _allgather_function_factory _allreduce_function_factory _alltoall_function_factory
-        _broadcast_function_factory _check_function _grouped_allgather_function_factory
-        _grouped_allreduce_function_factory _grouped_reducescatter_function_factory
-        _reducescatter_function_factory
-        """,
-    ): _LIBRARY,
-    (
-        "horovod.torch.mpi_ops",
-        """
+    ("horovod.torch.mpi_ops", """
+        _allgather_function_factory _allreduce_function_factory _alltoall_function_factory _broadcast_function_factory
+        _check_function _grouped_allgather_function_factory _grouped_allreduce_function_factory
+        _grouped_reducescatter_function_factory _reducescatter_function_factory
+    """): _LIBRARY,
+    ("horovod.torch.mpi_ops", """
         _allgather_async _allreduce_async _alltoall_async _broadcast_async _grouped_allgather_async
         _grouped_allreduce_async _grouped_reducescatter_async _reducescatter_async
-        """,
-    ): "use the function of this name without the leading underscore",
-    (
-        "horovod.torch.mpi_ops",
-        "_handle_map",
-    ): "a handle keeps its tensors; use poll and synchronize",
-    (
-        "horovod.torch.sync_batch_norm",
-        "_SYNC_BN_V2 _SYNC_BN_V3 _SYNC_BN_V4 _SyncBatchNorm",
-    ): "use SyncBatchNorm",
-}
+    """): "use the function of this name without the leading underscore",
+    ("horovod.torch.mpi_ops", "_handle_map"): "a handle keeps its tensors; use poll and synchronize",
+    ("horovod.torch.sync_batch_norm", "_SYNC_BN_V2 _SYNC_BN_V3 _SYNC_BN_V4 _SyncBatchNorm"): "use SyncBatchNorm",
+}  # fmt: skip
 """What to use instead, by module of Horovod and its names."""

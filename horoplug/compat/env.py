@@ -6,12 +6,7 @@ from typing import Final
 
 LOG_LEVEL_STR: Final = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
 KUBEFLOW_MPI_EXEC: Final = "/etc/mpi/kubexec.sh"
-IGNORE_REGEXES: Final = {
-    "BASH_FUNC_.*",
-    "OLDPWD",
-    ".*CUDA_VISIBLE_DEVICES",
-    "_HOROVOD_SECRET_KEY",
-}
+IGNORE_REGEXES: Final = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY"}
 """Patterns of the names of variables that are valid for one process or host only."""
 
 

@@ -16,70 +16,32 @@ PACKAGES: Final = (
 )
 """Packages that contain only submodules."""
 
+# Modules that have the same name in both.
+_SAME_NAMES: Final = """
+    common.elastic common.process_sets ray ray.elastic ray.ray_logger ray.runner ray.utils ray.worker
+    runner.elastic.discovery keras keras.callbacks keras.elastic mxnet mxnet.compression mxnet.functions
+    mxnet.mpi_ops spark spark.common spark.common.backend spark.common.estimator spark.common.params
+    spark.common.store spark.conf spark.keras spark.keras.estimator spark.lightning spark.lightning.estimator
+    spark.runner spark.task spark.torch spark.torch.estimator tensorflow tensorflow.compression
+    tensorflow.elastic tensorflow.functions tensorflow.gradient_aggregation
+    tensorflow.gradient_aggregation_eager tensorflow.keras tensorflow.keras.callbacks tensorflow.keras.elastic
+    tensorflow.mpi_ops tensorflow.sync_batch_norm tensorflow.util torch torch.compression torch.elastic
+    torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops torch.optimizer
+    torch.sync_batch_norm
+"""
 MODULES: Final = {
+    **{f"horovod.{name}": f"horoplug.{name}" for name in _SAME_NAMES.split()},
     "horovod.common.basics": "horoplug.compat.basics",
-    "horovod.common.elastic": "horoplug.common.elastic",
     "horovod.common.exceptions": "horoplug.common.errors",
-    "horovod.common.process_sets": "horoplug.common.process_sets",
     "horovod.common.util": "horoplug.compat.util",
-    "horovod.ray": "horoplug.ray",
-    "horovod.ray.elastic": "horoplug.ray.elastic",
     "horovod.ray.elastic_v2": "horoplug.ray.elastic",
-    "horovod.ray.ray_logger": "horoplug.ray.ray_logger",
-    "horovod.ray.runner": "horoplug.ray.runner",
-    "horovod.ray.utils": "horoplug.ray.utils",
-    "horovod.ray.worker": "horoplug.ray.worker",
     "horovod.runner.common.util.secret": "horoplug.compat.secret",
     "horovod.runner.common.util.env": "horoplug.compat.env",
     "horovod.runner.common.util.timeout": "horoplug.compat.timeout",
     "horovod.runner.elastic.constants": "horoplug.compat.elastic_constants",
-    "horovod.runner.elastic.discovery": "horoplug.runner.elastic.discovery",
     "horovod.runner.elastic.worker": "horoplug.common.elastic",
     "horovod.runner.launch": "horoplug.runner.horovod_launch",
     "horovod.runner.util.threads": "horoplug.compat.threads",
-    "horovod.keras": "horoplug.keras",
-    "horovod.keras.callbacks": "horoplug.keras.callbacks",
-    "horovod.keras.elastic": "horoplug.keras.elastic",
-    "horovod.mxnet": "horoplug.mxnet",
-    "horovod.mxnet.compression": "horoplug.mxnet.compression",
-    "horovod.mxnet.functions": "horoplug.mxnet.functions",
-    "horovod.mxnet.mpi_ops": "horoplug.mxnet.mpi_ops",
-    "horovod.spark": "horoplug.spark",
-    "horovod.spark.common": "horoplug.spark.common",
-    "horovod.spark.common.backend": "horoplug.spark.common.backend",
-    "horovod.spark.common.estimator": "horoplug.spark.common.estimator",
-    "horovod.spark.common.params": "horoplug.spark.common.params",
-    "horovod.spark.common.store": "horoplug.spark.common.store",
-    "horovod.spark.conf": "horoplug.spark.conf",
-    "horovod.spark.keras": "horoplug.spark.keras",
-    "horovod.spark.keras.estimator": "horoplug.spark.keras.estimator",
-    "horovod.spark.lightning": "horoplug.spark.lightning",
-    "horovod.spark.lightning.estimator": "horoplug.spark.lightning.estimator",
-    "horovod.spark.runner": "horoplug.spark.runner",
-    "horovod.spark.task": "horoplug.spark.task",
-    "horovod.spark.torch": "horoplug.spark.torch",
-    "horovod.spark.torch.estimator": "horoplug.spark.torch.estimator",
-    "horovod.tensorflow": "horoplug.tensorflow",
-    "horovod.tensorflow.compression": "horoplug.tensorflow.compression",
-    "horovod.tensorflow.elastic": "horoplug.tensorflow.elastic",
-    "horovod.tensorflow.functions": "horoplug.tensorflow.functions",
-    "horovod.tensorflow.gradient_aggregation": "horoplug.tensorflow.gradient_aggregation",
-    "horovod.tensorflow.gradient_aggregation_eager": "horoplug.tensorflow.gradient_aggregation_eager",
-    "horovod.tensorflow.keras": "horoplug.tensorflow.keras",
-    "horovod.tensorflow.keras.callbacks": "horoplug.tensorflow.keras.callbacks",
-    "horovod.tensorflow.keras.elastic": "horoplug.tensorflow.keras.elastic",
-    "horovod.tensorflow.mpi_ops": "horoplug.tensorflow.mpi_ops",
-    "horovod.tensorflow.sync_batch_norm": "horoplug.tensorflow.sync_batch_norm",
-    "horovod.tensorflow.util": "horoplug.tensorflow.util",
-    "horovod.torch": "horoplug.torch",
-    "horovod.torch.compression": "horoplug.torch.compression",
-    "horovod.torch.elastic": "horoplug.torch.elastic",
-    "horovod.torch.elastic.sampler": "horoplug.torch.elastic.sampler",
-    "horovod.torch.elastic.state": "horoplug.torch.elastic.state",
-    "horovod.torch.functions": "horoplug.torch.functions",
-    "horovod.torch.mpi_ops": "horoplug.torch.mpi_ops",
-    "horovod.torch.optimizer": "horoplug.torch.optimizer",
-    "horovod.torch.sync_batch_norm": "horoplug.torch.sync_batch_norm",
 }
 """The module of horoplug for each module of Horovod."""
 
@@ -89,67 +51,32 @@ ATTRIBUTES: Final = {
 }
 """The attributes of each package: (name, module of horoplug that defines it)."""
 
-MISSING: Final = (
-    "horovod._keras",
-    "horovod.data",
-    "horovod.ray.adapter",
-    "horovod.ray.driver_service",
-    "horovod.ray.strategy",
-    "horovod.runner.common.service",
-    "horovod.runner.common.util.address",
-    "horovod.runner.common.util.codec",
-    "horovod.runner.common.util.config_parser",
-    "horovod.runner.common.util.host_hash",
-    "horovod.runner.common.util.hosts",
-    "horovod.runner.common.util.network",
-    "horovod.runner.common.util.safe_shell_exec",
-    "horovod.runner.common.util.settings",
-    "horovod.runner.common.util.tiny_shell_exec",
-    "horovod.runner.driver",
-    "horovod.runner.elastic.driver",
-    "horovod.runner.elastic.registration",
-    "horovod.runner.elastic.rendezvous",
-    "horovod.runner.elastic.settings",
-    "horovod.runner.gloo_run",
-    "horovod.runner.http",
-    "horovod.runner.js_run",
-    "horovod.runner.mpi_run",
-    "horovod.runner.run_task",
-    "horovod.runner.task",
-    "horovod.runner.task_fn",
-    "horovod.runner.util.cache",
-    "horovod.runner.util.lsf",
-    "horovod.runner.util.network",
-    "horovod.runner.util.remote",
-    "horovod.runner.util.streams",
-    "horovod.spark.common.cache",
-    "horovod.spark.common.constants",
-    "horovod.spark.common.datamodule",
-    "horovod.spark.common.serialization",
-    "horovod.spark.common.util",
-    "horovod.spark.data_loaders",
-    "horovod.spark.driver",
-    "horovod.spark.gloo_run",
-    "horovod.spark.keras.bare",
-    "horovod.spark.keras.datamodule",
-    "horovod.spark.keras.optimizer",
-    "horovod.spark.keras.remote",
-    "horovod.spark.keras.tensorflow",
-    "horovod.spark.keras.util",
-    "horovod.spark.lightning.datamodule",
-    "horovod.spark.lightning.legacy",
-    "horovod.spark.lightning.remote",
-    "horovod.spark.lightning.util",
-    "horovod.spark.mpi_run",
-    "horovod.spark.task.task_info",
-    "horovod.spark.task.task_service",
-    "horovod.spark.tensorflow",
-    "horovod.spark.torch.datamodule",
-    "horovod.spark.torch.remote",
-    "horovod.spark.torch.util",
-    "horovod.spark.util",
-    "horovod.tensorflow.data",
-    "horovod.tensorflow.mpi_lib",
-    "horovod.torch.mpi_lib_v2",
-)
+_MISSING: Final = """
+    _keras data ray.adapter ray.driver_service ray.strategy runner.common.service runner.common.util.address
+    runner.common.util.codec runner.common.util.config_parser runner.common.util.host_hash
+    runner.common.util.hosts runner.common.util.network runner.common.util.safe_shell_exec
+    runner.common.util.settings runner.common.util.tiny_shell_exec runner.driver runner.elastic.driver
+    runner.elastic.registration runner.elastic.rendezvous runner.elastic.settings runner.gloo_run runner.http
+    runner.js_run runner.mpi_run runner.run_task runner.task runner.task_fn runner.util.cache runner.util.lsf
+    runner.util.network runner.util.remote runner.util.streams spark.common.cache spark.common.constants
+    spark.common.datamodule spark.common.serialization spark.common.util spark.data_loaders spark.driver
+    spark.gloo_run spark.keras.bare spark.keras.datamodule spark.keras.optimizer spark.keras.remote
+    spark.keras.tensorflow spark.keras.util spark.lightning.datamodule spark.lightning.legacy
+    spark.lightning.remote spark.lightning.util spark.mpi_run spark.task.task_info spark.task.task_service
+    spark.tensorflow spark.torch.datamodule spark.torch.remote spark.torch.util spark.util tensorflow.data
+    tensorflow.mpi_lib torch.mpi_lib_v2
+"""
+MISSING: Final = tuple(f"horovod.{name}" for name in _MISSING.split())
 """Modules and functions of Horovod that horoplug does not have. Everything inside of these modules is missing, too."""
+
+
+def table(text: str) -> dict[str, str]:
+    """The rows ``key: value`` of a text. A line that is indented continues the value of the row above."""
+    rows: dict[str, str] = {}
+    key = ""
+    for line in text.strip().splitlines():
+        if line.startswith(" "):
+            rows[key] += line
+        else:
+            key, _, rows[key] = line.partition(": ")
+    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from horoplug.base.private_file import open_private_file
 from horoplug.ray import cluster
@@ -14,6 +14,8 @@ from horoplug.ray.coordinator import Coordinator as Coordinator
 from horoplug.ray.elastic import ElasticAdapter, ElasticParams
 from horoplug.ray.placement import Layout
 from horoplug.ray.static import StaticAdapter
+
+Adapter = ElasticAdapter | StaticAdapter
 
 
 @dataclasses.dataclass
@@ -29,36 +31,6 @@ class MiniSettings:
     placement_group_timeout_s: float = 100
     elastic: bool = False
     autoscaling: bool = False
-
-
-class Adapter(Protocol):
-    """Does what a :class:`RayExecutor` is asked to."""
-
-    @property
-    def workers(self) -> list[Any]: ...
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: list[Any] | None = None,
-        executable_kwargs: dict[str, Any] | None = None,
-        extra_env_vars: Mapping[str, str] | None = None,
-    ) -> None: ...
-    def execute(self, fn: Callable[[Any], Any], callbacks: Callbacks = None) -> list[Any]: ...
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        callbacks: Callbacks = None,
-    ) -> list[Any]: ...
-    def run_remote(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]: ...
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any: ...
-    def shutdown(self) -> None: ...
 
 
 class RayExecutor:

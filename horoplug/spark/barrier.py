@@ -19,7 +19,7 @@ from horoplug.runner.worker_job import WorkerJob
 
 from .output import Output
 from .service import Ended, Event, Joined, Lost, Printed, SparkEnded, Task, TaskService
-from .session import driver_address, listed, named_variables, reason, settings
+from .session import driver_address, listed, named_variables, not_run, reason, settings
 from .tasks import Ticket
 
 _END_SECONDS = 6.0  # limit for the other ranks to end after a failure; see tasks.py
@@ -37,8 +37,19 @@ class Options:
     stderr: Any = None
     verbose: int = 1
     nics: Sequence[str] | str | None = None
-    timestamps: bool = False
+    prefix_output_with_timestamp: bool = False
     executable: str | None = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], **given: Any) -> Options:
+        """Those among the arguments of a function, which passes its ``locals()``. ``given``: other values."""
+        known = {n: value for n, value in arguments.items() if n in cls.__dataclass_fields__}
+        return cls(**known | given)
+
+    def output(self, size: int) -> Output:
+        """The output of a job that begins with ``size`` ranks."""
+        stamps = self.prefix_output_with_timestamp
+        return Output(size, self.stdout, self.stderr, timestamps=stamps, verbose=self.verbose)
 
 
 class BarrierJob:
@@ -72,14 +83,8 @@ class BarrierJob:
 
     def run(self) -> list[Any]:
         """Returns the results by rank. Errors: RankError; RuntimeError and ValueError if the ranks could not start."""
-        options = self._options
-        output = Output(
-            *(self._size, options.stdout, options.stderr),
-            timestamps=options.timestamps,
-            verbose=options.verbose,
-        )
-        self._output = output
-        address = driver_address(self._context, options.nics)
+        output = self._output = self._options.output(self._size)
+        address = driver_address(self._context, self._options.nics)
         with TaskService(self._context, address, self._function, self._size, self._size) as service:
             try:
                 service.submit(self._action, self._description)
@@ -122,10 +127,7 @@ class BarrierJob:
                 case SparkEnded(None) if self._needs_rows:
                     raise ValueError(_NO_ROWS)
                 case SparkEnded(error):
-                    why = "its tasks have ended" if error is None else reason(error)
-                    raise RuntimeError(
-                        f"horoplug.spark: Spark could not run the job: {why}"
-                    ) from error
+                    raise not_run(error) from error
         if self._needs_rows and not any(task.has_rows for task in self._joined.values()):
             raise ValueError(_NO_ROWS)
 

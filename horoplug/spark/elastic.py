@@ -31,6 +31,7 @@ from .session import (
     is_dynamic,
     listed,
     named_variables,
+    not_run,
     reason,
     settings,
     wait_for_slots,
@@ -105,16 +106,8 @@ def run_elastic(
         have = wait_for_slots(context, wanted, seconds)
         check_slots("min_num_proc", least, have)
         wanted = wanted if have is None else min(wanted, have)
-    options = Options(
-        start_timeout=seconds,
-        env=env,
-        stdout=stdout,
-        stderr=stderr,
-        verbose=verbose,
-        nics=nics,
-        timestamps=prefix_output_with_timestamp,
-    )
-    output = Output(*(0, stdout, stderr), timestamps=prefix_output_with_timestamp, verbose=verbose)
+    options = Options.of(locals(), start_timeout=seconds)
+    output = options.output(0)
     address = driver_address(context, nics)
     with TaskService(context, address, function, most, _NUMBERS) as service:
         slots_of_spark = _Slots(service, output, options)
@@ -167,10 +160,7 @@ class _Slots:
             if event is None:
                 break
             if isinstance(event, SparkEnded):
-                why = "its tasks have ended" if event.error is None else reason(event.error)
-                raise RuntimeError(
-                    f"horoplug.spark: Spark could not run the job: {why}"
-                ) from event.error
+                raise not_run(event.error) from event.error
             self._handle(event)
         if len(self._tasks) < least:
             raise RuntimeError(
@@ -232,8 +222,7 @@ class _Slots:
             case SparkEnded(error):
                 self._spark_ended.set()
                 if self._job is not None:
-                    why = "its tasks have ended" if error is None else reason(error)
-                    self._job.abandon(RankError(f"the Spark job has ended: {why}"))
+                    self._job.abandon(RankError(f"the Spark job has ended: {reason(error)}"))
 
     def _joined(self, task: Task) -> None:
         with self._lock:

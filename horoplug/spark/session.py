@@ -142,8 +142,15 @@ def is_compat() -> bool:
     return alias.is_compat() or SITE in os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
-def reason(error: BaseException) -> str:
-    """Why a job of Spark has failed, in one line."""
+def not_run(error: BaseException | None) -> RuntimeError:
+    """The error for a job of Spark that has ended before all ranks were started."""
+    return RuntimeError(f"horoplug.spark: Spark could not run the job: {reason(error)}")
+
+
+def reason(error: BaseException | None) -> str:
+    """Why a job of Spark has failed, in one line. ``error``: None if it has not."""
+    if error is None:
+        return "its tasks have ended"
     text = str(error)
     if "No module named 'horoplug" in text:
         return "horoplug is not installed in the executors' Python (spark.pyspark.python)"

@@ -13,7 +13,6 @@ train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
 In a job of ``horovodrun --min-np``, processes that fail are replaced: see :mod:`horoplug.common.elastic`.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,8 +29,8 @@ from horoplug.common.elastic import (
 )
 from horoplug.common.keras_building import build_as_on_root, build_optimizer
 from horoplug.common.keras_seeds import keep_seeds
+from horoplug.common.keras_updates import VariablesState, optimizer_variables
 from horoplug.common.object_state import keep_in_place
-from horoplug.common.progress import InPlaceState
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
 from horoplug.tensorflow.progress import TensorFlowProgress
 
@@ -76,7 +75,7 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, tf.errors.OpError) and "a Horovod operation has failed" in str(error)
 
 
-class TensorFlowState(InPlaceState):
+class TensorFlowState(VariablesState):
     """The state of a training run: variables, and Python objects (``kwargs``) as attributes (``epoch=0``).
 
     ``variables``: in a graph of TensorFlow 1, by default all variables of the graph, with their values in ``session``
@@ -102,8 +101,6 @@ class TensorFlowState(InPlaceState):
         state.restore()
         state.step, variable  # -> (1, [5.0])
     """
-
-    _progress: TensorFlowProgress | None = None
 
     def __init__(
         self,
@@ -143,14 +140,6 @@ class TensorFlowState(InPlaceState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
         self._save_variables()
 
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
-        self._restore_variables()
-        super().restore()
-
     def sync(self) -> None:
         check_alike(variable_parts(self._all_variables()))
         if self._progress is not None:
@@ -166,45 +155,31 @@ class TensorFlowState(InPlaceState):
         self._save_variables()  # restored after a failure before the first commit
         self._sync_from(root_rank)
 
-    def _copy_own(self) -> Callable[[], None]:
-        variables = self._all_variables()
-        values = [_read(variable) for variable in variables]
+    @staticmethod
+    def _read(variable: Any) -> Any:
+        return tf.convert_to_tensor(variable).numpy()
 
-        def restore() -> None:
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-
-        return restore
-
-    def _checksums(self) -> list[bytes]:
-        parameters = [variable for variable in self._all_variables() if variable.trainable]
-        return [hashlib.sha256(_read(variable).tobytes()).digest() for variable in parameters]
+    def _trained(self) -> list[Any]:
+        return [variable for variable in self._all_variables() if variable.trainable]
 
     def _all_variables(self) -> list[Any]:
         if self._progress is None:
             return self.variables
         known = {id(variable) for variable in self.variables}
-        own = _variables_of(self.optimizer)
+        own = optimizer_variables(self.optimizer)
         return [*self.variables, *(variable for variable in own if id(variable) not in known)]
-
-    def _is_kept(self, variable: Any) -> bool:
-        return self._progress is not None and self._progress.owns(variable)
 
     def _save_variables(self) -> None:
         if self.session is None:
-            self._saved_variables = [
-                (v, _read(v)) for v in self._all_variables() if not self._is_kept(v)
-            ]
+            super()._save_variables()
         else:
             self._saved_values = self.session.run(self.variables)
 
     def _restore_variables(self) -> None:
-        if self.session is not None:
+        if self.session is None:
+            super()._restore_variables()
+        else:
             self._assign_in_session(self._saved_values)
-            return
-        for variable, value in self._saved_variables:
-            if not self._is_kept(variable):
-                variable.assign(value)
 
     def _assign_in_session(self, values: Sequence[Any]) -> None:
         feeds = dict(zip(self._new_values, values, strict=True))
@@ -253,13 +228,4 @@ class TensorFlowKerasState(TensorFlowState):
 
     def _all_variables(self) -> list[Any]:
         of_model = self.model.variables if self.model.built else ()
-        return [*of_model, *_variables_of(self.optimizer)]
-
-
-def _variables_of(optimizer: Any) -> list[Any]:
-    found = getattr(optimizer, "variables", ())
-    return list(found() if callable(found) else found)  # a method in Keras 2
-
-
-def _read(variable: Any) -> Any:
-    return tf.convert_to_tensor(variable).numpy()
+        return [*of_model, *optimizer_variables(self.optimizer)]

@@ -49,12 +49,7 @@ class Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        adapter: Adapter,
-        spec: OpSpec,
-        call: Call,
-        grouped: bool,
-        *tensors: torch.Tensor,
+        ctx: Any, adapter: Adapter, spec: OpSpec, call: Call, grouped: bool, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         operation = submit(adapter, spec, tensors, call, grouped, blocking=True)
         result = operation.wait()

@@ -84,16 +84,7 @@ def DistributedOptimizer(
         raise TypeError(not_an_optimizer("a torch.optim.Optimizer", optimizer))
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is already a DistributedOptimizer")
-    options = Options(
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups,
-        num_groups=num_groups,
-        process_set=process_set,
-        sparse_as_dense=sparse_as_dense,
-        backward_passes_per_step=backward_passes_per_step,
-    )
+    options = Options.of(locals())
     if process_set.size() is None:  # gradients would silently not be reduced
         if process_set is global_process_set:
             raise NotInitializedError
@@ -110,11 +101,7 @@ def DistributedOptimizer(
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
 
     kind = type(optimizer)
-    body = {
-        "__module__": public_name(__name__),
-        "__doc__": kind.__doc__,
-        "_wrapped_class": kind,
-    }
+    body = {"__module__": public_name(__name__), "__doc__": kind.__doc__, "_wrapped_class": kind}
     wrapped: Any = object.__new__(type(kind.__name__, (base, kind), body))
     wrapped._take_attributes(optimizer)
     wrapped._distribute(named_parameters, options, bool(gradient_as_bucket_view))

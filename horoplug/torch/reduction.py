@@ -41,11 +41,7 @@ Member = tuple[torch.Tensor, torch.Tensor, Any]
 class Reducer:
     """Reduces gradients with the options of :func:`horoplug.torch.optimizer.DistributedOptimizer`."""
 
-    def __init__(
-        self,
-        names: Mapping[torch.Tensor, str],
-        options: ReductionOptions,
-    ) -> None:
+    def __init__(self, names: Mapping[torch.Tensor, str], options: ReductionOptions) -> None:
         self._names = names
         self._options = options
         self._compression = compression = options.compression

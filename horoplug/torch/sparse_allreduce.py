@@ -20,10 +20,7 @@ _SPARSE_ALLREDUCE: Final = dataclasses.replace(BY_NAME["allgather"], paired_as="
 
 
 def sparse_allreduce_async(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: int,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
     """Sum sparse COO tensors over the ranks, by gathering their indices and values.
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from horoplug import _native
+from horoplug.common.stubs import FRAMEWORKS
 from tests.harness import ROOT
 from tests.harness.limits import scaled
 
+STUBS = [f"horoplug/{framework}/operations.pyi" for framework in FRAMEWORKS]
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
 # glibc consists of libc, libm, libdl, libpthread and the loader; its version determines which are named.
 ALLOWED = {
@@ -71,6 +74,13 @@ def sdist(tmp_path_factory):
     return archive
 
 
+@pytest.mark.timeout(600)
+def test_source_archive_has_nothing_that_the_build_writes(sdist):
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+    assert not [name for name in names if name.endswith((".so", "operations.pyi", ".pyc"))]
+
+
 def libraries(folder):
     found = sorted((folder / "horoplug").glob("*.so"))
     names = [path.name.split(".")[0] for path in found]
@@ -92,6 +102,8 @@ def test_wheel_contents(unpacked):
         for path in (ROOT / "horoplug").rglob(kind)
     }
     assert modules <= packed
+    for stub in STUBS:
+        assert (unpacked / stub).read_bytes() == (ROOT / stub).read_bytes()
     assert Path("horoplug/py.typed") in packed  # without it, type checkers ignore all annotations
     assert {path.parts[0] for path in packed} == {"horoplug", f"horoplug-{VERSION}.dist-info"}
     scripts = (unpacked / f"horoplug-{VERSION}.dist-info" / "entry_points.txt").read_text()
@@ -210,8 +222,10 @@ def test_source_archive_builds_with_a_compiler_and_nothing_else(sdist, tmp_path)
     folder.mkdir()
     env = {**os.environ, "PATH": str(tools), **reused_objects()}
     wheel = build(sdist, folder, env=env, cwd=tmp_path)
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "horoplug/libhoroplug.so" in names
+    built = zipfile.ZipFile(wheel)
+    assert "horoplug/libhoroplug.so" in built.namelist()
+    for stub in STUBS:
+        assert built.read(stub) == (ROOT / stub).read_bytes()
 
 
 @pytest.mark.short

@@ -134,12 +134,7 @@ class ConnectionLoop(abc.ABC):
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
         connection = PeerConnection(
-            sock,
-            self._me,
-            target=rank,
-            admit=self._admit,
-            label=f"rank {rank}",
-            lane=lane,
+            sock, self._me, target=rank, admit=self._admit, label=f"rank {rank}", lane=lane
         )
         try:
             if not local:

@@ -10,12 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horoplug.base.errors import (
-    MissingRanksError,
-    ProtocolError,
-    RankTakenError,
-    StoreTimeoutError,
-)
+from horoplug.base.errors import MissingRanksError, ProtocolError, RankTakenError, StoreTimeoutError
 from horoplug.rendezvous.store.client import PendingGet, StoreClient
 from horoplug.rendezvous.store.protocol import ANY_RANK
 

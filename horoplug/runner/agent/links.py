@@ -28,28 +28,19 @@ class PipeLink(abc.ABC):
     name: str
     """The program that makes the connection, for messages."""
     started = False
-    """Whether bytes may be written; until then they are queued."""
+    """Whether bytes may be written; until then they are queued, and there may be no pipes."""
+    stdin: IO[bytes]
+    """The pipe to the agent."""
+    stdout: IO[bytes]
+    """The pipe from the agent."""
+    stderr: IO[bytes] | None = None
+    """The pipe of messages about the connection, until it ends; None if there is none."""
 
     def __init__(self, source: bytes, lock: threading.RLock) -> None:
         """``source``: what the agent gets first; ``lock``: guards the queue, since signal handlers and the ping thread
         write, too."""
         self._outbox = bytearray(source)
         self._lock = lock
-
-    @property
-    @abc.abstractmethod
-    def stdin(self) -> IO[bytes]:
-        """The pipe to the agent."""
-
-    @property
-    @abc.abstractmethod
-    def stdout(self) -> IO[bytes]:
-        """The pipe from the agent."""
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        """The pipe of messages about the connection, until it ends; None if there is none."""
-        return None
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -121,12 +112,12 @@ class ProcessLink(PipeLink):
         self.name = command[0]
         self._command = command
         self._own_stderr = own_stderr
-        self._running: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes]
 
     def start(self) -> None:
         """Start the process. Errors: OSError if it cannot be run."""
         with self._lock:
-            self._running = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -134,34 +125,14 @@ class ProcessLink(PipeLink):
                 bufsize=0,
                 start_new_session=True,  # the launcher handles the terminal's Ctrl-C
             )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
             for pipe in (self.stdin, self.stdout, self.stderr):
                 if pipe is not None:
                     os.set_blocking(pipe.fileno(), False)
             self.started = True
         self.flush()
-
-    @property
-    def _process(self) -> subprocess.Popen[bytes]:
-        assert self._running is not None
-        return self._running
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """The pipe to the process."""
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        """The pipe from the process."""
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        """The pipe of the process's messages, until it ends; None if they go to the launcher's stderr."""
-        pipe = self._process.stderr
-        return pipe if pipe is not None and not pipe.closed else None
 
     def read_stderr(self) -> bytes:
         """The messages that have arrived."""
@@ -172,8 +143,13 @@ class ProcessLink(PipeLink):
         except BlockingIOError:
             return b""
         if not data:
-            self.stderr.close()
+            self._close_stderr()
         return data
+
+    def _close_stderr(self) -> None:
+        if self.stderr is not None:
+            self.stderr.close()
+            self.stderr = None
 
     def wait(self, seconds: float) -> int:
         """Wait until the process has ended; it is killed when ``seconds`` have passed. Returns its return code."""
@@ -185,8 +161,7 @@ class ProcessLink(PipeLink):
     def end(self, seconds: float) -> None:
         """Close the pipes, and wait for at most ``seconds`` until the process has ended."""
         super().end(seconds)
-        if self.started and self.stderr is not None:
-            self.stderr.close()
+        self._close_stderr()
 
 
 class Tunnel:

@@ -21,12 +21,7 @@ from horoplug.runner.checks import UsageError
 
 from .flags import Flag, all_flags
 
-_TYPES: Final = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-}
+_TYPES: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -36,16 +36,8 @@ print(thread_level())
 print(describe(MPI))
 """
 _LAUNCHER_PREFIXES = (
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "PRTE_",
-    "HYDI_",
-    "HYDRA_",
-    "MPI_LOCAL",
-    "PALS_",
-    "SLURM_",
-)
+    "OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "PALS_", "SLURM_",
+)  # fmt: skip
 _SECONDS = 30
 
 

@@ -114,9 +114,7 @@ def _run_with_mpi(options: Options, function: int, results: ResultFiles) -> _End
     exchange = Exchange(secret, _address(options, hosts), function, results)
     try:
         command, env = mpirun_launch.command(
-            options,
-            hosts,
-            {ADDRESS: exchange.address, PORT: str(exchange.port)} | given,
+            options, hosts, {ADDRESS: exchange.address, PORT: str(exchange.port)} | given
         )
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL) as process:
             for number in (signal.SIGINT, signal.SIGTERM):  # mpirun forwards them to the ranks

@@ -47,12 +47,7 @@ class ElasticPolicy(Policy):
         Slurm is then asked to run it again. The other arguments are those of :class:`.elastic.driver.ElasticDriver`."""
         super().__init__(state)
         self._driver = ElasticDriver(
-            self,
-            limits,
-            slots,
-            discovery=discovery,
-            cooldown_range=cooldown_range,
-            pacing=pacing,
+            self, limits, slots, discovery=discovery, cooldown_range=cooldown_range, pacing=pacing
         )
         self.wakeups = (self._driver.inbox.fileno(),)
         self._notice_signal = notice_signal

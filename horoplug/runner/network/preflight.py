@@ -181,10 +181,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def question(
-    secret: bytes,
-    candidates: Sequence[tuple[str, int]],
-    interfaces: Sequence[str],
-    seconds: float,
+    secret: bytes, candidates: Sequence[tuple[str, int]], interfaces: Sequence[str], seconds: float
 ) -> bytes:
     """The first line to every probe. ``seconds``: limit for each connection."""
     return _line(

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO
 
 from horoplug.base import threads
 from horoplug.base.errors import ProtocolError
@@ -65,8 +64,8 @@ class NodeLink(PipeLink):
         self.name = step.name
         near, self._far = socket.socketpair()
         near.setblocking(False)
-        self._in = os.fdopen(os.dup(near.fileno()), "wb", 0)
-        self._out = os.fdopen(near.detach(), "rb", 0)
+        self.stdin = os.fdopen(os.dup(near.fileno()), "wb", 0)
+        self.stdout = os.fdopen(near.detach(), "rb", 0)
         self._step = step
         self._why = b""
         self._code = 1
@@ -74,16 +73,6 @@ class NodeLink(PipeLink):
         self.attached = False
         self.over = threading.Event()
         """Set when nothing more arrives."""
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """Where bytes for the agent are written."""
-        return self._in
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        """Where bytes of the agent arrive."""
-        return self._out
 
     def start(self) -> None:
         """Let bytes be sent."""

@@ -16,9 +16,7 @@ from horoplug.common.progress import InPlaceState
 from horoplug.torch.elastic.progress import TorchProgress, check_reductions, checksum
 from horoplug.torch.elastic.sampler import ElasticSampler
 from horoplug.torch.elastic.snapshot import Snapshot
-from horoplug.torch.functions import (
-    allgather_object as allgather_object,
-)
+from horoplug.torch.functions import allgather_object as allgather_object
 from horoplug.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
