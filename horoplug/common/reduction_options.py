@@ -1,16 +1,14 @@
 """The options of the reduction of gradients, the same in every framework: :class:`ReductionOptions`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from horoplug.common.arguments import shown
 from horoplug.common.compression import AnyCompressor, NoneCompressor, check_compressor
 from horoplug.common.grouping import Groups
 from horoplug.common.process_sets import ProcessSet, global_process_set
 from horoplug.common.reduce_ops import Average, resolve
-
-Made = TypeVar("Made", bound="ReductionOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +34,6 @@ class ReductionOptions:
     members: ClassVar[str] = "variables"
     """What the lists of ``groups`` have, for messages."""
     member_type: ClassVar[type] = object
-
-    @classmethod
-    def of(cls: type[Made], arguments: Mapping[str, Any], **given: Any) -> Made:
-        """The options among the arguments of a function, which passes its ``locals()``. ``given``: further options, and
-        those with other values."""
-        known = {n: value for n, value in arguments.items() if n in cls.__dataclass_fields__}
-        return cls(**known | given)
 
     def __post_init__(self, num_groups: int) -> None:
         self._set("op", resolve(self.op))

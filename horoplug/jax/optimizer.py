@@ -72,7 +72,17 @@ def DistributedOptimizer(
     if not isinstance(optimizer, optax.GradientTransformation):
         text = not_an_optimizer("an optimizer of optax", optimizer)
         raise TypeError(f"{text}; {_remedy(optimizer)}")
-    reduction = Reduction(Options.of(locals(), name="DistributedOptimizer"))
+    options = Options(
+        name="DistributedOptimizer",
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        average_aggregated_gradients=average_aggregated_gradients,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        groups=groups,
+    )
+    reduction = Reduction(options)
     inner = optax.with_extra_args_support(optimizer)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -153,7 +163,16 @@ def distributed_value_and_grad(
         gradient  # -> [1.5, 1.5]
     """
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
-    reduction = Reduction(Options.of(locals(), name="distributed_value_and_grad"))
+    reduction = Reduction(
+        Options(
+            name="distributed_value_and_grad",
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            process_set=process_set,
+            groups=groups,
+        )
+    )
 
     def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, gradients = local(*args, **kwargs)

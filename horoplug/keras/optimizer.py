@@ -66,7 +66,21 @@ def DistributedOptimizer(
         history = model.fit(x, np.zeros((1, 1)), verbose=0)
         model.layers[0].kernel  # -> [[0.25], [0.25]]
     """
-    options = ReductionOptions.of(locals(), name=name or "")
+    options = ReductionOptions(
+        name=name or "",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+    )
     return make(optimizer, options)
 
 
@@ -101,7 +115,20 @@ def PartialDistributedOptimizer(
         history = model.fit(x, np.zeros((1, 1)), verbose=0)  # subtracts 0.5 times the gradient of this rank / 2
         layer.kernel  # -> [[0.5], [0.5]] on rank 0, [[0.0], [0.0]] on rank 1
     """
-    options = ReductionOptions.of(locals(), name=name or "")
+    options = ReductionOptions(
+        name=name or "",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+    )
     return make(optimizer, options, local_layers)
 
 

@@ -44,7 +44,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        self.__dict__.update(_optimizer=optimizer, _options=ReductionOptions.of(locals()))
+        options = ReductionOptions(
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            process_set=process_set,
+        )
+        self.__dict__.update(_optimizer=optimizer, _options=options)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # not made yet, such as by pickle
@@ -134,7 +139,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 "DistributedTrainer averages gradients itself: it takes the optimizer inside the DistributedOptimizer",
                 stacklevel=2,
             )
-        self._options = ReductionOptions.of(locals())
+        self._options = ReductionOptions(
+            compression=compression,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            process_set=process_set,
+        )
         self._prefix = prefix or ""
         # The parameters have the same order on all ranks.
         params = sorted(params) if isinstance(params, (list, tuple)) else params

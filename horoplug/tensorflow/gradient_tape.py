@@ -94,8 +94,19 @@ def DistributedGradientTape(
             loss = tf.reduce_sum(w * 3.0 * hvd.rank())  # the gradients are 0 and 3
         tape.gradient(loss, [w])  # -> [[1.5, 1.5]]
     """
-    tape: Tape = PartialDistributedGradientTape(**locals())
-    return tape
+    return PartialDistributedGradientTape(
+        gradtape,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
 
 
 def PartialDistributedGradientTape(
@@ -127,7 +138,19 @@ def PartialDistributedGradientTape(
         tape.gradient(loss, layer.trainable_weights)  # -> [[[2.0], [2.0]]] on rank 0, [[[4.0], [4.0]]] on rank 1
     """
     # The same name for both functions: only some ranks may have local layers.
-    options = ReductionOptions.of(locals(), name="DistributedGradientTape")
+    options = ReductionOptions(
+        name="DistributedGradientTape",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"expected a tf.GradientTape, got {type(gradtape).__name__}")
     kind = type(gradtape)

@@ -206,7 +206,21 @@ def DistributedOptimizer(
         optimizer.apply_gradients([(gradient, w)])
         w  # -> [0.25, 0.25]
     """
-    options = ReductionOptions.of(locals(), name=name or "")
+    options = ReductionOptions(
+        name=name or "",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     if not isinstance(optimizer, _LegacyOptimizer):
         if isinstance(optimizer, type) or not hasattr(optimizer, "apply_gradients"):
             expected = "an optimizer of Keras or of tf.compat.v1.train"

@@ -65,7 +65,18 @@ def _make_allreduce_grads_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:
     """A function of gradients, and optionally their variables, that returns the reduced gradients."""
-    reduction = Reduction(ReductionOptions.of(locals()))
+    options = ReductionOptions(
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        process_set=process_set,
+    )
+    reduction = Reduction(options)
 
     def allreduce_grads(grads: Sequence[Any], vars: Sequence[Any] | None = None) -> list[Any]:
         return reduction.reduce(grads, [None] * len(grads) if vars is None else vars)

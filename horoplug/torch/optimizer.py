@@ -84,7 +84,16 @@ def DistributedOptimizer(
         raise TypeError(not_an_optimizer("a torch.optim.Optimizer", optimizer))
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is already a DistributedOptimizer")
-    options = Options.of(locals())
+    options = Options(
+        op=op,
+        compression=compression,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        num_groups=num_groups,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+    )
     if process_set.size() is None:  # gradients would silently not be reduced
         if process_set is global_process_set:
             raise NotInitializedError

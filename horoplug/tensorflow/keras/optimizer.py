@@ -32,7 +32,21 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Optimizer:
     """:func:`horoplug.keras.DistributedOptimizer`, with Horovod's order of arguments in this module."""
-    options = ReductionOptions.of(locals(), name=name or "")
+    options = ReductionOptions(
+        name=name or "",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+    )
     return make(optimizer, options)
 
 
