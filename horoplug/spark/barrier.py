@@ -37,19 +37,13 @@ class Options:
     stderr: Any = None
     verbose: int = 1
     nics: Sequence[str] | str | None = None
-    prefix_output_with_timestamp: bool = False
+    timestamps: bool = False
     executable: str | None = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any], **given: Any) -> Options:
-        """Those among the arguments of a function, which passes its ``locals()``. ``given``: other values."""
-        known = {n: value for n, value in arguments.items() if n in cls.__dataclass_fields__}
-        return cls(**known | given)
 
     def output(self, size: int) -> Output:
         """The output of a job that begins with ``size`` ranks."""
-        stamps = self.prefix_output_with_timestamp
-        return Output(size, self.stdout, self.stderr, timestamps=stamps, verbose=self.verbose)
+        streams = (self.stdout, self.stderr)
+        return Output(size, *streams, timestamps=self.timestamps, verbose=self.verbose)
 
 
 class BarrierJob:

@@ -97,8 +97,16 @@ def run_on_dataframe(
         require_slots(context, size, seconds)
     data = df.repartition(size) if repartition else df
     action = (_on_frame if is_frame else _on_rdd)(data, together=not dynamic)
-    python = executable_of(executable)
-    options = Options.of(locals(), start_timeout=seconds, executable=python)
+    options = Options(
+        start_timeout=seconds,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        timestamps=prefix_output_with_timestamp,
+        executable=executable_of(executable),
+    )
     description = f"horoplug.spark.{caller}({name_of(train_fn)})"
     return BarrierJob(
         *(context, size, function, action, options), description=description, needs_rows=True

@@ -106,7 +106,15 @@ def run_elastic(
         have = wait_for_slots(context, wanted, seconds)
         check_slots("min_num_proc", least, have)
         wanted = wanted if have is None else min(wanted, have)
-    options = Options.of(locals(), start_timeout=seconds)
+    options = Options(
+        start_timeout=seconds,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        timestamps=prefix_output_with_timestamp,
+    )
     output = options.output(0)
     address = driver_address(context, nics)
     with TaskService(context, address, function, most, _NUMBERS) as service:

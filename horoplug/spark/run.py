@@ -68,8 +68,16 @@ def run(
     function = packed("run", fn, args, kwargs)
     if not is_dynamic(context):
         require_slots(context, size, seconds)
-    python = executable_of(executable)
-    options = Options.of(locals(), start_timeout=seconds, executable=python)
+    options = Options(
+        start_timeout=seconds,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        timestamps=prefix_output_with_timestamp,
+        executable=executable_of(executable),
+    )
     description = f"horoplug.spark.run({name_of(fn)})"
     return BarrierJob(
         context, size, function, job_of_tasks(context, size), options, description=description
