@@ -170,10 +170,19 @@ def variables_of(settings: type) -> tuple[Variable, ...]:
 
 # Variables of Horovod without a counterpart. Setting them must not break a job.
 IGNORED: tuple[str, ...] = (
-    "ADASUM_MPI_CHUNK_SIZE", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "BATCH_D2D_MEMCOPIES", "CCL_CACHE", "CYCLE_TIME",
-    "DISABLE_NVTX_RANGES", "ENABLE_ASYNC_COMPLETION", "ENABLE_XLA_OPS", "HIERARCHICAL_ALLGATHER",
-    "MPI_THREADS_DISABLE", "NUM_NCCL_STREAMS", "TORUS_ALLREDUCE",
-)  # fmt: skip
+    "ADASUM_MPI_CHUNK_SIZE",
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    "BATCH_D2D_MEMCOPIES",
+    "CCL_CACHE",
+    "CYCLE_TIME",
+    "DISABLE_NVTX_RANGES",
+    "ENABLE_ASYNC_COMPLETION",
+    "ENABLE_XLA_OPS",
+    "HIERARCHICAL_ALLGATHER",
+    "MPI_THREADS_DISABLE",
+    "NUM_NCCL_STREAMS",
+    "TORUS_ALLREDUCE",
+)
 # Settings that are not tuned if their variable is set, and the core's name for each (_native.Tunable).
 TUNABLE: dict[str, str] = {
     "PLAN_BUCKET_SIZE": "BUCKETS",

@@ -42,8 +42,16 @@ class Batch(InFlight):
     them."""
 
     __slots__ = (
-        "complete", "engine", "failures", "handles", "numbers", "ready", "refused", "stream", "tensors",
-    )  # fmt: skip
+        "complete",
+        "engine",
+        "failures",
+        "handles",
+        "numbers",
+        "ready",
+        "refused",
+        "stream",
+        "tensors",
+    )
 
     def __init__(
         self,

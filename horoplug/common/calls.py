@@ -102,8 +102,16 @@ def recv(
 CALLS: Final[dict[str, Callable[..., Call]]] = {
     function.__name__: function
     for function in (
-        *(allreduce, allgather, broadcast, alltoall, reducescatter),
-        *(reduce, gather, scatter, send, recv),
+        allreduce,
+        allgather,
+        broadcast,
+        alltoall,
+        reducescatter,
+        reduce,
+        gather,
+        scatter,
+        send,
+        recv,
     )
 }
 """The functions of this module, by the name of the operation."""

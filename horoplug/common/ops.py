@@ -84,9 +84,19 @@ class Operation(Waitable):
     """One operation of the core, on one tensor or on a group. Keeps its tensors alive until it is done."""
 
     __slots__ = (
-        "adapter", "device", "engine", "grouped", "handle", "inputs", "number", "outputs", "row_counts", "spec",
-        "stream", "targets",
-    )  # fmt: skip
+        "adapter",
+        "device",
+        "engine",
+        "grouped",
+        "handle",
+        "inputs",
+        "number",
+        "outputs",
+        "row_counts",
+        "spec",
+        "stream",
+        "targets",
+    )
 
     def __init__(
         self,
@@ -260,7 +270,22 @@ def perform(
     key = context.hold((tensor, output))
     try:
         handle = engine.perform(  # positional arguments: keywords would take a microsecond
-            spec.code, code, ((address, target, shape),), name, *call[1:], CPU, 0, False
+            spec.code,
+            code,
+            ((address, target, shape),),
+            name,
+            call.reduce_op,
+            call.root,
+            call.prescale,
+            call.postscale,
+            call.splits,
+            call.process_set,
+            call.wire_dtype,
+            call.tag,
+            call.layout,
+            CPU,
+            0,
+            False,
         )
     except Error as error:
         context.blocking.pop(key, None)
@@ -355,7 +380,23 @@ def _submit(
         operation.targets = tensors
     try:
         start = engine.perform if blocking else engine.submit
-        operation.handle = start(spec.code, code, arguments, name, *call[1:], device, stream)
+        operation.handle = start(
+            spec.code,
+            code,
+            arguments,
+            name,
+            call.reduce_op,
+            call.root,
+            call.prescale,
+            call.postscale,
+            call.splits,
+            call.process_set,
+            call.wire_dtype,
+            call.tag,
+            call.layout,
+            device,
+            stream,
+        )
     except Error as error:
         context.operations.pop(operation.number, None)
         raise _failure(error) from None

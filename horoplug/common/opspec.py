@@ -13,7 +13,7 @@ from horoplug.common.reduce_ops import Average
 
 
 class Call(NamedTuple):
-    """The options of one call, without its tensors: arguments of ``Engine.submit``, in their order."""
+    """The options of one call, without its tensors: arguments of ``Engine.submit``."""
 
     name: str | None = None
     reduce_op: int = Average
@@ -105,16 +105,21 @@ class OpSpec:
 
 OPERATIONS: Final = (
     OpSpec(
-        op=Op.ALLREDUCE, output=Output.LIKE_INPUT,
+        op=Op.ALLREDUCE,
+        output=Output.LIKE_INPUT,
         summary="Reduce tensors of one shape over all ranks, element by element; every rank gets the result.",
         takes="of the same shape and dtype on all ranks, which are those of the result",
         example=Example("[1.0 + hvd.rank(), 2.0]", "op=hvd.Sum", "[3.0, 4.0]"),
-        grouped=True, in_place=True, reduces=True,
+        grouped=True,
+        in_place=True,
+        reduces=True,
         reductions="Average (the default), Sum, Adasum (for 2, 4, 8 ... ranks), Min, Max or Product",
-        compression_at=2, casts=True,
+        compression_at=2,
+        casts=True,
     ),
     OpSpec(
-        op=Op.ALLGATHER, output=Output.ROWS,
+        op=Op.ALLGATHER,
+        output=Output.ROWS,
         summary="Concatenate the tensors of all ranks along the first dimension, in rank order. The size of that "
         "dimension may differ between ranks; a scalar counts as one row.",
         takes="of the same dtype on all ranks, with rows of the same shape",
@@ -122,14 +127,16 @@ OPERATIONS: Final = (
         grouped=True,
     ),
     OpSpec(
-        op=Op.BROADCAST, output=Output.LIKE_INPUT,
+        op=Op.BROADCAST,
+        output=Output.LIKE_INPUT,
         summary="Give every rank the tensor of rank `root_rank` (a global rank); shapes are the same on all ranks.",
         takes="of the same shape and dtype on all ranks",
         example=Example("[1.0 + hvd.rank(), 2.0]", "root_rank=0", "[1.0, 2.0]"),
         in_place=True,
     ),
     OpSpec(
-        op=Op.ALLTOALL, output=Output.ROWS,
+        op=Op.ALLTOALL,
+        output=Output.ROWS,
         summary="Send `splits[i]` rows (first dimension) to rank i of the set, taken in order, and concatenate the "
         "received rows in rank order. Rows beyond the splits are not sent. Without `splits`, all ranks get equal "
         "parts. With `splits` (integers, one for each rank), the result is (output, rows received from each rank as "
@@ -140,20 +147,27 @@ OPERATIONS: Final = (
             "",
             "[0.0, 10.0] on rank 0, [1.0, 11.0] on rank 1",
         ),
-        min_ndim=1, received_splits=True,
+        min_ndim=1,
+        received_splits=True,
     ),
     OpSpec(
-        op=Op.REDUCESCATTER, output=Output.ROWS,
+        op=Op.REDUCESCATTER,
+        output=Output.ROWS,
         summary="Reduce tensors of one shape over all ranks, element by element; every rank gets its share of the rows "
         "(first dimension). Rows are divided evenly; the first `rows % size` ranks get one more.",
         takes="of the same shape and dtype on all ranks",
-        example=Example("[1.0 + hvd.rank(), 2.0]", "op=hvd.Sum", "[3.0] on rank 0, [4.0] on rank 1"),
-        grouped=True, reduces=True,
+        example=Example(
+            "[1.0 + hvd.rank(), 2.0]", "op=hvd.Sum", "[3.0] on rank 0, [4.0] on rank 1"
+        ),
+        grouped=True,
+        reduces=True,
         reductions="Average (the default) or Sum",
-        min_ndim=1, compression_at=1,
+        min_ndim=1,
+        compression_at=1,
     ),
     OpSpec(
-        op=Op.REDUCE, output=Output.LIKE_INPUT,
+        op=Op.REDUCE,
+        output=Output.LIKE_INPUT,
         summary="Reduce tensors of one shape over all ranks, element by element; rank `root_rank` (a global rank) gets "
         "the result, and the output of every other rank has the values of its input.",
         takes="of the same shape and dtype on all ranks",
@@ -162,11 +176,13 @@ OPERATIONS: Final = (
             "root_rank=0, op=hvd.Sum",
             "[3.0, 4.0] on rank 0, [2.0, 2.0] on rank 1",
         ),
-        in_place=True, reduces=True,
+        in_place=True,
+        reduces=True,
         reductions="Average (the default), Sum, Min, Max or Product",
     ),
     OpSpec(
-        op=Op.GATHER, output=Output.ROWS,
+        op=Op.GATHER,
+        output=Output.ROWS,
         summary="Concatenate the tensors of all ranks along the first dimension, in rank order, on rank `root_rank` (a "
         "global rank); the output of every other rank has no rows. The size of that dimension may differ between "
         "ranks; a scalar counts as one row.",
@@ -174,7 +190,8 @@ OPERATIONS: Final = (
         example=Example("[1.0 + hvd.rank()]", "root_rank=0", "[1.0, 2.0] on rank 0, [] on rank 1"),
     ),
     OpSpec(
-        op=Op.SCATTER, output=Output.ROWS,
+        op=Op.SCATTER,
+        output=Output.ROWS,
         summary="Give rank i of the set the next `splits[i]` rows (first dimension) of the tensor of rank `root_rank` "
         "(a global rank). Without `splits`, rows are divided evenly; the first `rows % size` ranks get one more. The "
         "other ranks pass any tensor of the same dtype with rows of the same shape, or no rows: its values and the "
@@ -184,7 +201,8 @@ OPERATIONS: Final = (
         min_ndim=1,
     ),
     OpSpec(
-        op=Op.SEND, output=Output.NONE,
+        op=Op.SEND,
+        output=Output.NONE,
         summary="Send a tensor to rank `dest` (a global rank, which may be this one), where a recv with the same `tag` "
         "takes it. Several sends with one tag arrive in the order of the calls.",
         takes="of the shape and dtype that the recv of the other rank has",
@@ -198,7 +216,8 @@ OPERATIONS: Final = (
         collective=False,
     ),
     OpSpec(
-        op=Op.RECV, output=Output.INPUT,
+        op=Op.RECV,
+        output=Output.INPUT,
         summary="Receive a tensor of this shape and dtype from rank `source` (a global rank, which may be this one), "
         "sent with the same `tag`.",
         takes="of the shape and dtype that the other rank sends",
@@ -211,5 +230,5 @@ OPERATIONS: Final = (
         ),
         collective=False,
     ),
-)  # fmt: skip
+)
 BY_NAME: Final = {spec.name: spec for spec in OPERATIONS}

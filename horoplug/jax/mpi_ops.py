@@ -30,9 +30,17 @@ from horoplug.jax.order import wait_for_programs
 from horoplug.jax.primitive import bind
 
 __all__ = [
-    "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allgather", "grouped_allreduce",
-    "grouped_reducescatter", "join", "reducescatter",
-]  # fmt: skip
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+]
 
 
 def _apply(operation: str, tree: Any, call: Call, compression: Any = Compression.none) -> Any:

@@ -10,10 +10,21 @@ from horoplug.compat import python_path
 
 # Variables that the launcher sets. Inherited ones with the prefix HOROPLUG_ are removed, as they would take precedence.
 DECIDED = (
-    "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_RENDEZVOUS_ADDR",
-    "GLOO_RENDEZVOUS_PORT", "RENDEZVOUS_SERVER", "SECRET_KEY", "CONTROLLER", "CPU_OPERATIONS", "ELASTIC_PROCESS",
+    "RANK",
+    "SIZE",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "GLOO_RENDEZVOUS_ADDR",
+    "GLOO_RENDEZVOUS_PORT",
+    "RENDEZVOUS_SERVER",
+    "SECRET_KEY",
+    "CONTROLLER",
+    "CPU_OPERATIONS",
+    "ELASTIC_PROCESS",
     "RESTART_COUNT",
-)  # fmt: skip
+)
 
 
 def set_variable(env: dict[str, str], name: str, value: str) -> None:

@@ -26,10 +26,23 @@ from horoplug.tensorflow.library import do_not_convert
 from horoplug.tensorflow.operations import emit, run, size_of, to_tensor
 
 __all__ = [
-    "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_", "grouped_allgather",
-    "grouped_allreduce", "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "process_set_included_op",
-    "rank_op", "reducescatter", "size_op",
-]  # fmt: skip
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
 
 
 def _device(name: str) -> Any:

@@ -159,23 +159,54 @@ LAUNCHERS: Final = (
     # Before Open MPI: IBM's MPI, which jsrun starts, sets Open MPI's variables as well.
     Launcher("LSF's jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _of_lsf),
     Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None),
-    Launcher("mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", None, also=("MPI_LOCALNRANKS",)),
+    Launcher(
+        "mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", None, also=("MPI_LOCALNRANKS",)
+    ),
     # Only in a step: the batch script and its own child processes have a SLURM_PROCID, too.
-    Launcher("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _of_slurm, also=("SLURM_STEP_ID",),
-             why_inherited=slurm_task.why_inherited),
+    Launcher(
+        "Slurm's srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        _of_slurm,
+        also=("SLURM_STEP_ID",),
+        why_inherited=slurm_task.why_inherited,
+    ),
     # srun --mpi=pmi2, too.
-    Launcher("an MPI launcher with PMI", "PMI_RANK", "PMI_SIZE", None, why_inherited=slurm_task.why_inherited),
+    Launcher(
+        "an MPI launcher with PMI",
+        "PMI_RANK",
+        "PMI_SIZE",
+        None,
+        why_inherited=slurm_task.why_inherited,
+    ),
     # Kubeflow's PyTorchJob, Azure ML, and other launchers for torch.distributed.
-    Launcher("a launcher for torch.distributed", "RANK", "WORLD_SIZE", _of_torch, also=("MASTER_ADDR",)),
-    Launcher("Kubeflow Trainer", "PET_NODE_RANK", "PET_NNODES", _of_trainer, also=("PET_MASTER_ADDR",)),
+    Launcher(
+        "a launcher for torch.distributed", "RANK", "WORLD_SIZE", _of_torch, also=("MASTER_ADDR",)
+    ),
+    Launcher(
+        "Kubeflow Trainer", "PET_NODE_RANK", "PET_NNODES", _of_trainer, also=("PET_MASTER_ADDR",)
+    ),
     # One rank in each pod. Kubernetes sets the index only; the manifest sets the other two, as for torch.distributed.
-    Launcher("a Kubernetes Job with indexes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", _of_indexed_job,
-             also=("MASTER_ADDR",)),
-    Launcher("SageMaker", "SM_CURRENT_HOST", "SM_HOSTS", _of_sagemaker, numbers=_of_sagemaker_numbers),
+    Launcher(
+        "a Kubernetes Job with indexes",
+        "JOB_COMPLETION_INDEX",
+        "WORLD_SIZE",
+        _of_indexed_job,
+        also=("MASTER_ADDR",),
+    ),
+    Launcher(
+        "SageMaker", "SM_CURRENT_HOST", "SM_HOSTS", _of_sagemaker, numbers=_of_sagemaker_numbers
+    ),
     # Its images for PyTorch set the variables of torch.distributed, too.
-    Launcher("Vertex AI", "CLUSTER_SPEC", "CLUSTER_SPEC", _of_vertex, also=("CLOUD_ML_JOB_ID",),
-             numbers=_of_vertex_numbers),
-)  # fmt: skip
+    Launcher(
+        "Vertex AI",
+        "CLUSTER_SPEC",
+        "CLUSTER_SPEC",
+        _of_vertex,
+        also=("CLOUD_ML_JOB_ID",),
+        numbers=_of_vertex_numbers,
+    ),
+)
 
 
 class LaunchedProcess(NamedTuple):

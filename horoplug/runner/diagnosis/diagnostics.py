@@ -36,8 +36,16 @@ print(thread_level())
 print(describe(MPI))
 """
 _LAUNCHER_PREFIXES = (
-    "OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "PALS_", "SLURM_",
-)  # fmt: skip
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "HYDI_",
+    "HYDRA_",
+    "MPI_LOCAL",
+    "PALS_",
+    "SLURM_",
+)
 _SECONDS = 30
 
 
