@@ -138,7 +138,8 @@ class ElasticWorkerJob:
 
     def run(self) -> Finish:
         """Drive the job until it is over. Returns how it has ended; if it has failed, processes may still run."""
-        self._driver.begin(self._server)
+        self._driver.listen(self._server)
+        self._driver.begin()
         while True:
             outcome = self.step()
             if outcome is not None:

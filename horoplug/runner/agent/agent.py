@@ -12,7 +12,7 @@ the agent ends the job. If both are killed, the launcher, which is a subreaper a
 
 The launcher sends frames on stdin (kind, length u32, payload):
 
-    J  job, as JSON             C  probe to run before the job, as JSON  M  bytes for the probe's stdin
+    J  job, as JSON             C  probe of the network, as JSON         M  bytes for the probe's stdin; none: kill it
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
     W  do not read the ranks' output for now                             G  read the ranks' output again
@@ -406,8 +406,8 @@ class Agent:
         self._begun = True
         self._grace = float(job["grace"])
         self._keep = bool(job.get("keep"))
-        if self._check is not None and self._check.pid in self._running:
-            self._check.kill()
+        if not self._keep:
+            self._end_check()
         if self._kill_at is not None:
             return  # told to end before the job began
         command = [_bytes(part) for part in job["command"]]
@@ -443,6 +443,10 @@ class Agent:
         self._check = self._popen(CHECK, command, _environment(check), cwd, pipe)
         if self._check is not None:
             self._running[self._check.pid] = CHECK, self._check
+
+    def _end_check(self) -> None:
+        if self._check is not None and self._check.pid in self._running:
+            self._check.kill()
 
     def _popen(
         self, rank: int, command: list[bytes], env: dict[str, str], cwd: bytes, stdin: int
@@ -560,6 +564,9 @@ class Agent:
             self._kill_rank(*NUMBER.unpack(payload))
         elif kind == FINISH:
             self._begun, self._keep = True, False
+            self._end_check()
+        elif kind == PROBE_INPUT and not payload:
+            self._end_check()
         elif kind == PROBE_INPUT and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import horoplug
 from horoplug.rendezvous.network.interfaces import interfaces, select_interfaces
@@ -52,8 +53,85 @@ def _route(address: str) -> str | None:
     return None
 
 
+class Servers:
+    """A rendezvous server on each address of this host that other hosts may reach, until one is chosen."""
+
+    def __init__(
+        self, hosts: Sequence[Placement], secret: bytes, names: Sequence[str], terms: Terms
+    ) -> None:
+        """The arguments are those of :func:`candidates`. Errors: StartError."""
+        self._open: list[StoreServer] = []
+        for address in candidates(hosts, names, terms):
+            with contextlib.suppress(OSError):  # the address has just vanished, or is not ready yet
+                self._open.append(StoreServer(secret, address))
+        if not self._open:
+            raise StartError("this host has no address that other hosts could reach")
+        self.addresses = [server.address for server in self._open]
+
+    def take(self, number: int) -> StoreServer:
+        """Hand over the server with this index, and close the others."""
+        server = self._open.pop(number)
+        self.close()
+        return server
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        for server in self._open:
+            server.close()
+        self._open.clear()
+
+
+class ProbeError(Exception):
+    """A probe has ended, or could not be started; the text tells why."""
+
+
+class ProbeOutput:
+    """What the probe of one host sends."""
+
+    def __init__(self) -> None:
+        self._inbox = bytearray()
+        self._stderr = b""
+
+    def feed(self, kind: bytes, payload: bytes) -> list[dict[str, Any]]:
+        """Handle a frame about the probe. Returns the probe's messages. Errors: ProbeError."""
+        if kind == agent.STDERR:
+            self._stderr += payload
+        elif kind == agent.NOT_STARTED:
+            raise ProbeError(payload.decode(errors="replace"))
+        elif kind == agent.ENDED:
+            raise ProbeError(self._why_ended(*struct.unpack("!i", payload)))
+        elif kind == agent.STDOUT:
+            *lines, rest = (bytes(self._inbox) + payload).split(b"\n")
+            self._inbox[:] = rest
+            return [message for line in lines for message in _parse(line)]
+        return []
+
+    def _why_ended(self, code: int) -> str:
+        lines = self._stderr.decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else f"it ended with code {code}"
+        if "No module named 'horoplug'" in last:
+            return f"horoplug is not installed for the Python there ({last})"
+        if "No module named horoplug." in last or "No module named 'horoplug." in last:
+            return f"horoplug is older there than on this host ({last})"
+        return f"horoplug does not work there: {last}"
+
+
+def _parse(line: bytes) -> list[dict[str, Any]]:
+    """The message on a line; none if it is not from the probe."""
+    with contextlib.suppress(ValueError):
+        message = json.loads(line)
+        return [message] if isinstance(message, dict) else []
+    return []
+
+
+def limit(start_seconds: float) -> float:
+    """Seconds that a probe has for a connection. ``start_seconds``: those of the whole start."""
+    return min(_CONNECT_SECONDS, start_seconds / 3)
+
+
 class NetworkCheck:
-    """Checks the network between the hosts and chooses the rendezvous server before ranks start."""
+    """Checks the network between the hosts of a job of a fixed size, and chooses the rendezvous server, before ranks
+    start."""
 
     def __init__(
         self,
@@ -73,57 +151,26 @@ class NetworkCheck:
         self._seconds = seconds
         self._secret = secret
         self._deadline = began + seconds
-        self._inboxes = {connection: bytearray() for connection in connections}
-        self._stderr = dict.fromkeys(connections, b"")
-        self._servers: list[StoreServer] = []
-        for address in candidates([connection.host for connection in connections], names, terms):
-            with contextlib.suppress(OSError):  # the address has just vanished, or is not ready yet
-                self._servers.append(StoreServer(secret, address))
-        self._preflight = Preflight(
-            [connection.host.name for connection in connections],
-            [server.address for server in self._servers],
-            horoplug.__version__,
-            terms,
-        )
+        self._outputs = {connection: ProbeOutput() for connection in connections}
+        self._servers = Servers([each.host for each in connections], secret, names, terms)
+        hosts = {number: each.host.name for number, each in enumerate(connections)}
+        version = horoplug.__version__
+        self._preflight = Preflight(hosts, self._servers.addresses, version, terms)
 
     def question(self) -> bytes:
         """The first message to each probe."""
-        addresses = [server.address for server in self._servers]
-        patience = min(_CONNECT_SECONDS, self._seconds / 3)
-        return question(self._secret, addresses, self._names, patience)
+        addresses = self._servers.addresses
+        return question(self._secret, addresses, self._names, limit(self._seconds))
 
     def feed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Handle a frame about a host's probe. Errors: StartError."""
-        name = connection.host.name
-        if kind == agent.STDERR:
-            self._stderr[connection] += payload
-        elif kind == agent.NOT_STARTED:
-            raise StartError(f"host {name}: {payload.decode(errors='replace')}")
-        elif kind == agent.ENDED:
-            raise StartError(
-                f"host {name}: {self._why_ended(connection, *struct.unpack('!i', payload))}"
-            )
-        elif kind == agent.STDOUT:
-            inbox = self._inboxes[connection]
-            inbox += payload
-            *lines, rest = bytes(inbox).split(b"\n")
-            inbox[:] = rest
-            for line in lines:
-                # A line that is not JSON is not from the probe.
-                with contextlib.suppress(ValueError):
-                    message = json.loads(line)
-                    number = self._connections.index(connection)
-                    self._send(self._preflight.feed(number, message, time.monotonic()))
-
-    def _why_ended(self, connection: AgentConnection, code: int) -> str:
-        """Why a probe has ended."""
-        lines = self._stderr[connection].decode(errors="replace").strip().splitlines()
-        last = lines[-1] if lines else f"it ended with code {code}"
-        if "No module named 'horoplug'" in last:
-            return f"horoplug is not installed for the Python there ({last})"
-        if "No module named horoplug." in last or "No module named 'horoplug." in last:
-            return f"horoplug is older there than on this host ({last})"
-        return f"horoplug does not work there: {last}"
+        try:
+            messages = self._outputs[connection].feed(kind, payload)
+        except ProbeError as error:
+            raise StartError(f"host {connection.host.name}: {error}") from None
+        number = self._connections.index(connection)
+        for message in messages:
+            self._send(self._preflight.feed(number, message, time.monotonic()))
 
     def advance(self) -> None:
         """Act on what is due now. Errors: StartError, also when the time limit has passed."""
@@ -153,12 +200,8 @@ class NetworkCheck:
     def server(self) -> StoreServer:
         """Hand over the server that all hosts reach, and close the others."""
         assert self._preflight.server is not None
-        server = self._servers.pop(self._preflight.server)
-        self.close()
-        return server
+        return self._servers.take(self._preflight.server)
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        self._servers.close()
