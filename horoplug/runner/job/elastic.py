@@ -20,7 +20,7 @@ from horoplug.runner.elastic.stragglers import Pacing
 from horoplug.runner.ending.blame import describe
 from horoplug.runner.ending.finish import Finish
 from horoplug.runner.hosts.hosts import Placement, is_this_host, lookup
-from horoplug.runner.network.admission import Admission
+from horoplug.runner.network.network_check import NetworkCheck
 from horoplug.runner.start.connection import AgentConnection, LostError
 from horoplug.runner.start.slurm_requeue import requeue
 
@@ -63,7 +63,7 @@ class ElasticPolicy(Policy):
         # By host, the agents that may start processes, and by process, the agents that run them.
         self._connections: dict[str, AgentConnection] = {}
         self._running: dict[int, AgentConnection] = {}
-        self._admission: Admission | None = (
+        self._check: NetworkCheck | None = (
             None  # None: all processes are, and will be, on this host
         )
         self._held: dict[int, Start] = {}  # processes on hosts that are being checked
@@ -92,7 +92,7 @@ class ElasticPolicy(Policy):
         if spec.is_local:
             self._listen(StoreServer(state.secret))
         else:
-            self._admission = Admission(
+            self._check = NetworkCheck(
                 *(spec.hosts, state.secret, state.interfaces, state.start_seconds),
                 *(spec.terms, state.description.check),
             )
@@ -109,7 +109,7 @@ class ElasticPolicy(Policy):
 
     @property
     def due(self) -> float | None:
-        times = [self._driver.due, None if self._admission is None else self._admission.due]
+        times = [self._driver.due, None if self._check is None else self._check.due]
         return min((due for due in times if due is not None), default=None)
 
     def advance(self, now: float) -> None:
@@ -126,7 +126,7 @@ class ElasticPolicy(Policy):
     def _check_hosts(self) -> bool:
         """Start the processes of hosts that have passed the check, and leave out those that have failed. Returns
         whether there were any."""
-        check = self._admission
+        check = self._check
         if check is None or self._driver.is_over:
             return False
         results = list(check.advance(time.monotonic()))
@@ -143,10 +143,6 @@ class ElasticPolicy(Policy):
                 del self._held[start.process]
                 self._send(connection, start)
         return bool(results)
-
-    def probed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
-        if self._admission is not None:
-            self._admission.feed(connection, kind, payload)
 
     # ---- what the driver has done ------------------------------------------------------------------------------------
 
@@ -172,18 +168,18 @@ class ElasticPolicy(Policy):
             starter = None if host.is_local else self._state.starter(_CONNECT_SECONDS)
             connection = self._agents.add(host, starter)
             self._connections[start.host] = connection
-            if self._admission is not None:
-                self._admission.add(connection)
+            if self._check is not None:
+                self._check.add(connection)
         self._running[start.process] = connection
         connection.ranks.add(start.process)
         self._state.console.add(start.process)
-        if self._admission is None or self._admission.is_member(connection):
+        if self._check is None or self._check.is_member(connection):
             self._send(connection, start)
         else:
             self._held[start.process] = start
 
     def _send(self, connection: AgentConnection, start: Start) -> None:
-        check, own = self._admission, self._state.own_interface
+        check, own = self._check, self._state.own_interface
         interface = own if check is None else check.interface(connection)
         size, most = len(self._running), self._driver.most_on(start.host)
         host, describe = connection.host, self._state.description.process
@@ -221,8 +217,8 @@ class ElasticPolicy(Policy):
     def _forget(self, connection: AgentConnection) -> None:
         """Start no further processes on a host by this agent."""
         del self._connections[connection.host.name]
-        if self._admission is not None:
-            self._admission.drop(connection)
+        if self._check is not None:
+            self._check.drop(connection)
 
     def kill(self, process: int) -> None:
         connection = self._running[process]
@@ -280,8 +276,6 @@ class ElasticPolicy(Policy):
         self._driver.close()
 
     def close(self) -> None:
-        if self._admission is not None:
-            self._admission.close()
         super().close()
         if self._state.outcome.code == ENDED_ON_NOTICE and self._requeues:
             self.say(requeue(os.environ))

@@ -9,7 +9,7 @@ import pytest
 import horoplug
 from horoplug.runner.agent import agent
 from horoplug.runner.hosts.hosts import Placement
-from horoplug.runner.network.admission import Admission
+from horoplug.runner.network.network_check import NetworkCheck
 from horoplug.runner.terms import COMMAND_LINE
 
 SECONDS = 30.0  # limit for a probe to answer
@@ -37,11 +37,11 @@ class Host:
 
 
 class Check:
-    """An admission, whose clock stands still until the test lets time pass."""
+    """A check, whose clock stands still until the test lets time pass."""
 
     def __init__(self):
         self.now = time.monotonic()
-        self.check = Admission(
+        self.check = NetworkCheck(
             (), b"s" * 32, (), SECONDS, COMMAND_LINE, lambda host: host.name.encode()
         )
 
@@ -163,6 +163,15 @@ def test_host_whose_probe_does_not_work_is_named(check):
     check.end(a, 1)
     text = "horoplug is not installed for the Python there (No module named 'horoplug')"
     assert check.advance() == [("a", text)]
+    assert check.answer(b) == [("b", "")]
+
+
+def test_nothing_is_due_when_the_only_host_that_has_answered_is_lost(check):
+    a, b = check.add(Host("a")), check.add(Host("b"))
+    assert check.answer(a) == []
+    check.check.drop(a)
+    check.advance()
+    assert check.check.due is None
     assert check.answer(b) == [("b", "")]
 
 
