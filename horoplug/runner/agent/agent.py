@@ -42,7 +42,6 @@ The agent is this file and the few modules that it imports, which use only the s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
@@ -54,7 +53,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 if __name__ == "__main__" and sys.argv[0] != "-c":
@@ -65,6 +64,15 @@ if __name__ == "__main__" and sys.argv[0] != "-c":
     sys.path.append(root)
 
 from horoplug.base import thread_share
+from horoplug.base.processes import (
+    become_subreaper,
+    descendants,
+    ends_with,
+    kill_descendants,
+    reap,
+    signal_all,
+    signal_on_loss,
+)
 from horoplug.runner.agent.inputs import Inputs
 
 COMMAND = struct.Struct("!cI")  # header of a frame to the agent
@@ -87,8 +95,6 @@ FIRST_TUNNEL = -2  # the highest number of a tunnel, in place of a rank
 NUMBER = struct.Struct("!i")
 COUNT = struct.Struct("!I")
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _HIGH_WATER = 1 << 20  # bytes of unsent output beyond which the ranks' pipes are not read
 _KILL_SECONDS = 10.0  # limit for a killed process to disappear
@@ -99,12 +105,6 @@ _POLL_SECONDS = 0.02  # between searches for descendants that are not children
 # Some programs loop over all possible descriptors, for example to close them.
 _MOST_DESCRIPTORS = 1 << 20
 
-_libc = ctypes.CDLL(None)
-
-
-def _prctl(option: int, value: int) -> None:
-    _libc.prctl(option, value, 0, 0, 0)
-
 
 def raise_descriptor_limit() -> None:
     """Raise the soft limit on open files, which the ranks inherit, to the hard limit, up to about a million."""
@@ -113,80 +113,6 @@ def raise_descriptor_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):  # a container may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def become_subreaper() -> None:
-    """Make this process the parent of its descendants' orphans (PR_SET_CHILD_SUBREAPER)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def descendants(root: int, without: Container[int] = ()) -> list[int]:
-    """Pids of all live descendants of ``root``, without zombies. ``without``: processes that are left out, together
-    with their descendants."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The command's name, in parentheses, can contain anything.
-                state, parent = file.read().decode("latin-1").rpartition(")")[2].split(None, 2)[:2]
-        except (OSError, ValueError):
-            continue  # ended in the meantime
-        children.setdefault(int(parent), []).append((int(name), state))
-    found, front = [], [root]
-    while front:
-        for pid, state in children.get(front.pop(), ()):
-            if pid in without:
-                continue
-            front.append(pid)
-            if state not in "ZX":
-                found.append(pid)
-    return found
-
-
-def signal_all(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process. Processes that have ended are ignored."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
-
-
-def reap() -> list[tuple[int, int]]:
-    """(pid, return code as in :mod:`subprocess`) of all children that have ended."""
-    ended: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended.append((pid, os.waitstatus_to_exitcode(status)))
-
-
-def kill_descendants() -> None:
-    """Kill all descendants of this process and wait until they are gone, for at most 10 s."""
-    deadline = time.monotonic() + _KILL_SECONDS
-    while pids := descendants(os.getpid()):
-        signal_all(pids, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.005)
-        reap()
-    reap()
-
-
-def ends_with(parent: int) -> Callable[[], None]:
-    """What a new process calls, so that the kernel kills it when the thread of its parent that has started it ends.
-    ``parent``: the pid."""
-
-    def in_child() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent died before the line above
-
-    return in_child
 
 
 def severity(code: int) -> int:
@@ -372,7 +298,7 @@ class Agent:
 
     def run(self) -> int:
         """Run the agent; returns its exit code."""
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal_on_loss(signal.SIGTERM)
         become_subreaper()
         for sock in (self._woken_in, self._woken_out):
             sock.setblocking(False)
