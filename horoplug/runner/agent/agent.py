@@ -227,50 +227,6 @@ class Relay:
         self._outbox.clear()
 
 
-class Tunnels:
-    """The ssh processes to the agents of further hosts. The launcher exchanges frames with those agents through them,
-    whose bytes this agent only passes on."""
-
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._inputs = Inputs(selector)
-        self._open: dict[int, subprocess.Popen[bytes]] = {}  # by number
-        self.numbers: dict[int, int] = {}
-        """The number of each running ssh process, by pid."""
-
-    def add(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        """Write to the stdin of a process that was started."""
-        assert process.stdin is not None
-        self._open[number] = process
-        self._inputs.add(number, process.stdin)
-        self.numbers[process.pid] = number
-
-    def send(self, number: int, data: bytes) -> None:
-        """Pass bytes on, or the end of the input if there are none. Unknown tunnels are those that have ended."""
-        self._inputs.send(number, data)
-
-    def flush(self, fd: int) -> bool:
-        """Write to a descriptor, if it belongs to a tunnel. Returns whether it does."""
-        return self._inputs.flush(fd)
-
-    def end(self) -> None:
-        """End the input of all tunnels, by which their agents end all processes of their hosts."""
-        self._inputs.end()
-
-    def kill(self, number: int | None = None) -> None:
-        """Kill the ssh process of one tunnel, or of all."""
-        for each, process in self._open.items():
-            if number in (None, each):
-                signal_all([process.pid], signal.SIGKILL)
-
-    def remove(self, pid: int, code: int) -> int:
-        """Forget a process that has ended with a return code. Returns the tunnel's number."""
-        number = self.numbers.pop(pid)
-        # Popen must not wait for the pid, which may be reused.
-        self._open.pop(number).returncode = code
-        self._inputs.drop(number)
-        return number
-
-
 class Agent:
     """Runs the ranks of one host, from start to end."""
 
@@ -287,8 +243,8 @@ class Agent:
         self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._relay = Relay(self._selector, 1)
-        self._tunnels = Tunnels(self._selector)
-        self._inputs = Inputs(self._selector, self._report_taken)  # of ranks
+        self._tunnels: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: number
+        self._inputs = Inputs(self._selector, self._report_taken)  # of ranks and tunnels
         self._launcher_gone = False
         self._grace = 5.0
         self._kill_at: float | None = None
@@ -355,13 +311,23 @@ class Agent:
             self._relay.send(PID, rank, struct.pack("!i", process.pid))
 
     def _report_taken(self, rank: int, count: int) -> None:
-        self._relay.send(TAKEN, rank, COUNT.pack(count))
+        if rank > FIRST_TUNNEL:
+            self._relay.send(TAKEN, rank, COUNT.pack(count))
 
     def _open_tunnel(self, tunnel: dict[str, Any]) -> None:
         number, command = int(tunnel["number"]), [_bytes(part) for part in tunnel["command"]]
         process = self._popen(number, command, dict(os.environ), b".", subprocess.PIPE)
         if process is not None:
-            self._tunnels.add(number, process)
+            assert process.stdin is not None
+            self._inputs.add(number, process.stdin)
+            self._tunnels[process.pid] = number, process
+
+    def _kill_tunnels(self, number: int | None = None) -> None:
+        """Kill the ssh process of one tunnel, or of all."""
+        signal_all(
+            [pid for pid, (each, _) in self._tunnels.items() if number in (None, each)],
+            signal.SIGKILL,
+        )
 
     def _start_check(self, check: dict[str, Any]) -> None:
         command = [_bytes(part) for part in check["command"]]
@@ -409,7 +375,7 @@ class Agent:
                 self._on_signal()
             elif key.fd == 0:
                 self._on_command()
-            elif not self._tunnels.flush(key.fd) and not self._inputs.flush(key.fd):
+            elif not self._inputs.flush(key.fd):
                 self._relay.read(key.fd)
         self._collect()
         self._flush()
@@ -417,7 +383,7 @@ class Agent:
         if self._kill_at is not None and now >= self._kill_at:
             signal_all(self._processes(), signal.SIGKILL)
         if now >= self._kill_tunnels_at:
-            self._tunnels.kill()
+            self._kill_tunnels()
         if self._silence is not None and now > self._heard + self._silence:
             self._lose_launcher()
 
@@ -432,11 +398,11 @@ class Agent:
                 self._terminate(self._grace)
                 return False
         self._ranks_over = True
-        return not self._tunnels.numbers or now > self._give_up_at
+        return not self._tunnels or now > self._give_up_at
 
     def _processes(self) -> list[int]:
         """The pids of the ranks, the probe and all processes that they have started."""
-        return [] if self._ranks_over else descendants(os.getpid(), self._tunnels.numbers)
+        return [] if self._ranks_over else descendants(os.getpid(), self._tunnels)
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
@@ -500,10 +466,9 @@ class Agent:
             self._open_tunnel(json.loads(payload))
         elif kind in (TUNNEL_INPUT, RANK_INPUT):
             (number,) = NUMBER.unpack_from(payload)
-            to = self._tunnels if kind == TUNNEL_INPUT else self._inputs
-            to.send(number, payload[NUMBER.size :])
+            self._inputs.send(number, payload[NUMBER.size :])
         elif kind == TUNNEL_KILL:
-            self._tunnels.kill(*NUMBER.unpack(payload))
+            self._kill_tunnels(*NUMBER.unpack(payload))
         elif kind in (PROBE, START):
             description = json.loads(payload)
             self._silence = description["silence"]
@@ -514,7 +479,8 @@ class Agent:
             self._launcher_gone = True
             self._selector.unregister(0)
             self._relay.close()
-            self._tunnels.end()
+            # The agents of further hosts end all processes there.
+            self._inputs.end()
             self._kill_tunnels_at = time.monotonic() + _TUNNEL_SECONDS
             self._end(0.0)
 
@@ -541,20 +507,17 @@ class Agent:
     def _collect(self) -> None:
         """Report the ranks and tunnels that have ended. If several have, the likely cause comes first."""
         for pid, code in sorted(reap(), key=lambda end: severity(end[1])):
-            if pid in self._tunnels.numbers:
-                number = self._tunnels.remove(pid, code)
-                self._relay.drain(number)
-                self._relay.send(ENDED, number, struct.pack("!i", code))
-            if pid not in self._running:
+            found = self._running.pop(pid, None) or self._tunnels.pop(pid, None)
+            if found is None:
                 continue
-            rank, process = self._running.pop(pid)
+            rank, process = found
             process.returncode = code  # Popen must not wait for the pid, which may be reused
             self._inputs.drop(rank)
-            if self._keep:
+            if self._keep and rank > FIRST_TUNNEL:
                 # Nothing of this rank may hold a GPU or a port that its replacement needs.
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
-            if rank == CHECK or self._keep:
+            if rank < 0 or self._keep:
                 self._relay.drain(rank)  # report its output before its end
             self._relay.send(ENDED, rank, struct.pack("!i", code))
 
