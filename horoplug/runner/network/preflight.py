@@ -126,9 +126,13 @@ class Preflight:
         return host.peers | host.missed.keys() >= self._wanted(host)
 
     def _wanted(self, host: _Host) -> set[int]:
-        """The hosts that a host connects to: those before it, as its ranks will; in an elastic job all others."""
-        others = self._hosts.keys() - {host.number}
-        return {each for each in others if each < host.number or self._elastic is not None}
+        """The hosts that a host connects to: those before it, as its ranks will; in an elastic job all others, but for
+        members those that are new."""
+        if self._elastic is None:
+            return {number for number in self._hosts if number < host.number}
+        members = self._elastic.members
+        known = members if host.number in members else ()
+        return self._hosts.keys() - {host.number, *known}
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
@@ -258,10 +262,10 @@ class Preflight:
         hosts = self._hosts
         while missed := [(h, hosts[n]) for h in hosts.values() for n in h.missed if n in hosts]:
             involved = [host for pair in missed for host in pair]
-            new = [host for host in involved if host.number not in members]
-            if not new:
-                return  # what the job already runs on has worked
-            worst = max(new, key=lambda host: (involved.count(host), host.number))
+            new = (host for host in involved if host.number not in members)
+            worst = max(new, key=lambda host: (involved.count(host), host.number), default=None)
+            if worst is None:
+                return
             one, other = next(pair for pair in missed if worst in pair)
             text = self._misses(one, other)
             self._fail(worst, text if worst is one else f"is not reached: {one.name} {text}")
