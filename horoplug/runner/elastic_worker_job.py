@@ -101,10 +101,6 @@ class ElasticWorkerJob(ServedJob):
         hosts, and gives no ``discovery``."""
         self._driver.inbox.put(dict(slots))
 
-    def notice(self) -> None:
-        """The job has to end at its next commit."""
-        self._driver.inbox.put(self._driver.notice)
-
     def stop(self, finish: Finish = _STOPPED) -> None:
         """Let :meth:`run` return this at once. The caller ends the processes."""
         self._driver.inbox.put(lambda: self._stop(finish))
