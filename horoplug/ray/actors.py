@@ -18,11 +18,12 @@ from horoplug.ray import cluster
 from horoplug.ray.calls import death
 from horoplug.ray.discovery import NO_NODE, find_node
 from horoplug.ray.ends import end_actors
-from horoplug.ray.worker import BaseHorovodWorker, Outcome
+from horoplug.ray.worker import BaseHorovodWorker
 from horoplug.runner.elastic.roster import STARTS_PER_HOST, Start
 from horoplug.runner.elastic_worker_job import ElasticWorkerJob
 from horoplug.runner.ending.finish import Finish, Why, count
 from horoplug.runner.ending.results import Failure
+from horoplug.runner.functions.run_task import Outcome
 
 _log = logging.getLogger("horoplug")
 

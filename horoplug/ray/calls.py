@@ -13,9 +13,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horoplug.base.pickling import why_not
-from horoplug.ray.worker import Outcome
 from horoplug.runner.ending.results import RankError
-from horoplug.runner.functions.run_task import pack
+from horoplug.runner.functions.run_task import Outcome, pack
 
 Callbacks = Sequence[Callable[[dict[str, Any]], object]] | None
 _CAUSE_SECONDS = 2.0  # for a failure that explains the errors of other ranks to be reported

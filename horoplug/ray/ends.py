@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from horoplug.base.processes import descendants, signal_all, stat
+
 _ASKED_SECONDS = 1.0  # limit for a process to end because Ray has asked it to
 _KILLED_SECONDS = 5.0  # limit for it to end after SIGKILL
 # Limit for the task that waits on another node, whose process Ray may have to start. Ray ends it if the node is lost.
@@ -71,22 +73,24 @@ def end_processes(processes: Sequence[ProcessId]) -> None:
     """Wait until processes of this node have ended, which Ray has asked to end, and kill those that do not: a process
     that is stopped, for example."""
     with contextlib.ExitStack() as stack:
-        running = set()
+        running: dict[int, int] = {}
         for process in processes:
             with contextlib.suppress(OSError):  # it has ended
                 fd = os.pidfd_open(process.pid)
                 stack.callback(os.close, fd)
                 if (_started(process.pid), _space()) == (process.started, process.space):
-                    running.add(fd)
+                    running[fd] = process.pid
         _wait(running, _ASKED_SECONDS)
-        for fd in running:
+        for fd, pid in running.items():
+            left = descendants(pid)  # Ray would have ended them
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
+                signal_all(left, signal.SIGKILL)
         _wait(running, _KILLED_SECONDS)
 
 
-def _wait(running: set[int], seconds: float) -> None:
-    """Wait until processes have ended, and remove their descriptors from ``running``."""
+def _wait(running: dict[int, int], seconds: float) -> None:
+    """Wait until processes have ended, and remove them from ``running``, which has them by descriptor."""
     deadline = time.monotonic() + seconds
     ends = select.poll()
     for fd in running:
@@ -94,16 +98,13 @@ def _wait(running: set[int], seconds: float) -> None:
     while running and (left := deadline - time.monotonic()) > 0:
         for fd, _ in ends.poll(left * 1000):
             ends.unregister(fd)
-            running.discard(fd)
+            del running[fd]
 
 
 def _started(pid: int) -> int | None:
     """When a process was started; None: there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
+    fields = stat(pid)
+    return None if fields is None else int(fields[19])
 
 
 def _space() -> int:

@@ -5,28 +5,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 
-from horoplug.base.errors import HorovodInternalError
 from horoplug.ray import ray_logger
 from horoplug.ray.ends import ProcessId, own_process
-from horoplug.runner.ending.results import Failure
-from horoplug.runner.functions.run_task import describe, unpack
+from horoplug.runner.functions.run_task import Outcome, attempt, describe
 from horoplug.runner.worker_job import enter
 
 _SECRETS = ("_HOROVOD_SECRET_KEY", "HOROPLUG_SECRET_KEY", "HOROVOD_SECRET_KEY")
-
-
-class Outcome(NamedTuple):
-    """What a function has returned, or the exception that it has raised. ``is_consequence``: the exception says that
-    another rank has failed; ``has_left``: the function ended because its process was not needed any more."""
-
-    value: Any
-    failure: Failure | None = None
-    is_consequence: bool = False
-    has_left: bool = False
 
 
 class BaseHorovodWorker:
@@ -90,15 +78,7 @@ class BaseHorovodWorker:
     def attempt(self, packed: bytes) -> Outcome:
         """Call a function that :func:`horoplug.runner.functions.run_task.pack` has packed, with the executable before
         its other arguments. Returns its result or its exception."""
-        try:
-            function, args, kwargs = unpack(packed)
-            return Outcome(function(self.executable, *args, **kwargs))
-        except SystemExit as error:
-            if not error.code:
-                return Outcome(None, describe(error), has_left=True)
-            return Outcome(None, describe(error))
-        except BaseException as error:
-            return Outcome(None, describe(error), isinstance(error, HorovodInternalError))
+        return attempt(lambda: packed, self.executable)
 
     def attempt_elastic(self, packed: bytes, executable: tuple[Any, ...] | None) -> Outcome:
         """As :meth:`attempt`, after :meth:`start_executable` with these arguments, None: without it."""

@@ -6,26 +6,23 @@ how they end. :class:`ElasticWorkerJob` serves the rendezvous in the caller's pr
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Mapping
-
-from horoplug.base.variables import SECRET_BYTES
-from horoplug.rendezvous.store.server import StoreServer
 
 from .elastic.discovery import HostDiscovery
 from .elastic.driver import ElasticDriver, Workers
 from .elastic.roster import Limits, Start
 from .elastic.stragglers import Pacing
 from .ending.finish import Finish, Why
-from .environment import common_environment, elastic_environment, job_environment
+from .environment import elastic_environment
+from .worker_job import ServedJob
 
 _STOPPED = Finish(1, Why.STOPPED)
 
 
-class ElasticWorkerJob:
-    """One elastic job. A context manager. :meth:`run` drives it, in any thread; the methods that report what has
+class ElasticWorkerJob(ServedJob):
+    """One elastic job. :meth:`run` drives it, in any thread; the methods that report what has
     happened may be called in all threads, also before :meth:`run`."""
 
     def __init__(
@@ -44,7 +41,8 @@ class ElasticWorkerJob:
     ) -> None:
         """``slots``, ``discovery``, ``cooldown_range``, ``pacing``: see
         :class:`horoplug.runner.elastic.driver.ElasticDriver`; ``address``, ``settings``, ``interface``, ``secret``: see
-        :class:`horoplug.runner.worker_job.WorkerJob`. Errors: OSError if the address cannot be bound."""
+        :class:`horoplug.runner.worker_job.ServedJob`. Errors: OSError if the address cannot be bound."""
+        super().__init__(address, settings, interface, secret)
         self._driver = ElasticDriver(
             workers,
             limits,
@@ -53,10 +51,6 @@ class ElasticWorkerJob:
             cooldown_range=cooldown_range,
             pacing=pacing,
         )
-        self._common = common_environment({}, settings or {})
-        self._interface = interface
-        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
-        self._server = StoreServer(self._secret, address)
         self._lock = threading.Lock()
         self._hosts: dict[int, str] = {}  # of the live processes
         self._stopped: Finish | None = None
@@ -72,16 +66,8 @@ class ElasticWorkerJob:
         with self._lock:
             self._hosts[start.process] = start.host
             size = len(self._hosts)
-        env = job_environment(
-            self._common,
-            size=size,
-            server=self._server.address,
-            secret=self._secret,
-            host=start.host,
-            interface=self._interface,
-        )
         ranks = self._driver.most_on(start.host)
-        return env | elastic_environment(
+        return self._environment(size, start.host) | elastic_environment(
             *(start.process, start.slot, start.local_slot, start.restarts, size, ranks)
         )
 
@@ -115,10 +101,6 @@ class ElasticWorkerJob:
         hosts, and gives no ``discovery``."""
         self._driver.inbox.put(dict(slots))
 
-    def notice(self) -> None:
-        """The job has to end at its next commit."""
-        self._driver.inbox.put(self._driver.notice)
-
     def stop(self, finish: Finish = _STOPPED) -> None:
         """Let :meth:`run` return this at once. The caller ends the processes."""
         self._driver.inbox.put(lambda: self._stop(finish))
@@ -138,7 +120,8 @@ class ElasticWorkerJob:
 
     def run(self) -> Finish:
         """Drive the job until it is over. Returns how it has ended; if it has failed, processes may still run."""
-        self._driver.begin(self._server)
+        self._driver.listen(self._server)
+        self._driver.begin()
         while True:
             outcome = self.step()
             if outcome is not None:
@@ -156,10 +139,4 @@ class ElasticWorkerJob:
     def close(self) -> None:
         """Stop serving the rendezvous. Idempotent."""
         self._driver.close()
-        self._server.close()
-
-    def __enter__(self) -> ElasticWorkerJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()

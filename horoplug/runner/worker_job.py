@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
 from horoplug.base.variables import SECRET_BYTES
 from horoplug.rendezvous.store.server import StoreServer
@@ -21,9 +22,52 @@ from .environment import (
 )
 from .hosts.hosts import Placement, local_and_cross_ranks
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class WorkerJob:
-    """The ranks and the rendezvous of workers whose number is fixed. A context manager."""
+
+class ServedJob:
+    """A job whose rendezvous is served in this process. A context manager."""
+
+    def __init__(
+        self,
+        address: str | None,
+        settings: Mapping[str, str] | None,
+        interface: str | None,
+        secret: bytes | None,
+    ) -> None:
+        """``address``: the address of this process that all workers reach, None: all are on this host; ``settings``:
+        variables of horoplug for all ranks, without prefix; ``interface``: the network interface on which the ranks
+        listen, None: any; ``secret``: the job's, None: a new one. Errors: OSError if the address cannot be bound."""
+        self._common = common_environment({}, settings or {})
+        self._interface = interface
+        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
+        self._server = StoreServer(self._secret, address)
+
+    def _environment(self, size: int, host: str | None) -> dict[str, str]:
+        """The variables of all workers on a host. ``host``: None: there is no other one."""
+        return job_environment(
+            self._common,
+            size=size,
+            server=self._server.address,
+            secret=self._secret,
+            host=host,
+            interface=self._interface,
+        )
+
+    def close(self) -> None:
+        """Stop serving the rendezvous. Idempotent."""
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class WorkerJob(ServedJob):
+    """The ranks and the rendezvous of workers whose number is fixed."""
 
     def __init__(
         self,
@@ -35,13 +79,12 @@ class WorkerJob:
         secret: bytes | None = None,
         keep_order: bool = False,
     ) -> None:
-        """``hosts``: for each worker, a name that only the workers of its host have; ``address``: the address of this
-        process that all workers reach, None: all are on this host; ``settings``: variables of horoplug for all ranks,
-        without prefix; ``interface``: the network interface on which the ranks listen, None: any; ``secret``: the
-        job's, None: a new one.
+        """``hosts``: for each worker, a name that only the workers of its host have. The other arguments are those of
+        :class:`ServedJob`.
 
         Ranks fill one host after the other, in the order in which the hosts appear in ``hosts``; with ``keep_order``,
         the ranks are the indices of the workers. Errors: OSError if the address cannot be bound."""
+        super().__init__(address, settings, interface, secret)
         workers: dict[str, list[int]] = {}
         for worker, host in enumerate(hosts):
             workers.setdefault(host, []).append(worker)
@@ -58,23 +101,13 @@ class WorkerJob:
         ]
         self._numbers = local_and_cross_ranks(self._placements)
         self._hosts = hosts
-        self._common = common_environment({}, settings or {})
-        self._interface = interface
-        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
-        self._server = StoreServer(self._secret, address)
 
     def environment(self, worker: int) -> dict[str, str]:
         """The variables of a worker, which :func:`enter` sets. They include the job's secret: pass them to the worker
         by an authenticated connection, and not by a command line or a page that others can read."""
         rank = self.ranks[worker]
-        env = job_environment(
-            self._common,
-            size=len(self._hosts),
-            server=self._server.address,
-            secret=self._secret,
-            host=self._hosts[worker] if len(self._placements) > 1 else None,
-            interface=self._interface,
-        )
+        host = self._hosts[worker] if len(self._placements) > 1 else None
+        env = self._environment(len(self._hosts), host)
         return env | rank_environment(rank, self._numbers[rank])
 
     def lost(self, worker: int, reason: str) -> None:
@@ -89,16 +122,6 @@ class WorkerJob:
     def present(self) -> int:
         """Number of ranks that are connected to the rendezvous."""
         return self._server.present()
-
-    def close(self) -> None:
-        """Stop serving the rendezvous."""
-        self._server.close()
-
-    def __enter__(self) -> WorkerJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def enter(

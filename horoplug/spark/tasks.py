@@ -32,10 +32,11 @@ import time
 from typing import Any, Final, NamedTuple
 
 from horoplug.base.errors import AuthenticationError, ProtocolError, RendezvousError
+from horoplug.base.processes import ends_with
 from horoplug.compat import python_path
 from horoplug.rendezvous.network import dial
 from horoplug.rendezvous.network.messages import MessageStream
-from horoplug.runner.agent.agent import ends_with
+from horoplug.rendezvous.network.topology import host_key
 from horoplug.runner.environment import give_threads
 
 from .feed import Feeder
@@ -97,22 +98,15 @@ def hello(feeder: Feeder | None = None) -> dict[str, Any]:
     task = TaskContext.get()
     assert task is not None
     is_barrier = isinstance(task, BarrierTaskContext)
-    boot = _first_line("/proc/sys/kernel/random/boot_id")
     return {
         "partition": task.partitionId(),
         "attempt": task.taskAttemptId(),
         "tasks": len(task.getTaskInfos()) if is_barrier else 0,
         "host": socket.gethostname(),
-        "machine": f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.stat('/dev/shm').st_dev}",
+        "machine": host_key(str(os.stat("/dev/shm").st_dev)),
         "has_rows": feeder is None or feeder.has_rows(),
         "problem": "" if feeder is None else feeder.problem,
     }
-
-
-def _first_line(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-        return file.readline().strip()
-    return ""
 
 
 # ---- the child -------------------------------------------------------------------------------------------------------

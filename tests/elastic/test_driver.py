@@ -43,7 +43,8 @@ class Job:
             self, Limits(**limits), slots, pacing=pacing, cooldown_range=(1, 2)
         )
         self.driver._hosts._clock = lambda: self.now
-        self.driver.begin(self)
+        self.driver.listen(self)
+        self.driver.begin()
         self.advance()
 
     # ---- of the store's server

@@ -13,12 +13,15 @@ import pytest
 
 from tests.harness.limits import scaled
 from tests.harness.netns import HURRIED, cluster_fixture, why_not
+from tests.harness.netns import filtered as filtered
 from tests.harness.netns import nothing_left as nothing_left
 from tests.harness.support import until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 cluster = cluster_fixture(4)
+# Two hosts in two networks, one of which has different link names, and a third host in the second network only.
+two_networks = cluster_fixture(3, [[0, 1], [0, 1], [1]], ["eth", "ens", "eth"])
 
 STEP_SECONDS = 0.02
 # Trains until the file that is its argument exists. Prints a line for each membership, one every 20 steps, and one at
@@ -354,6 +357,88 @@ def test_processes_end_when_the_launcher_is_killed(cluster, tmp_path):
         job.wait_for_members(["0 on h0", "2 on h1"])
         job.process.kill()
         cluster.wait_gone()
+
+
+# ---- the check of the network ----------------------------------------------------------------------------------------
+
+HINT = "let firewalls pass TCP between the hosts, or choose a network with --network-interface"
+NO_ANSWER = "no answer within 5 s"
+
+
+def test_host_that_others_do_not_reach_is_left_out(cluster, tmp_path, filtered):
+    filtered(1)
+    with ElasticJob(cluster, tmp_path, "-np", 3, "--min-np", 2, "-H", "h0,h1,h2") as job:
+        job.wait_for_members(["0 on h0", "2 on h2"])
+        job.wait_for_steps()
+        job.finish(["0 on h0", "2 on h2"])
+        why = f"it is not reached: h0 does not reach h1 at 10.214.0.2: {NO_ANSWER}; {HINT}"
+        assert about(job, "h1") == [f"host h1: {why}{EXCLUDED}"]
+        assert "restoring" not in job.text
+
+
+def test_host_that_does_not_reach_the_launcher_is_left_out(cluster, tmp_path, filtered):
+    """All hosts but the launcher's own one, and the job ends, because two processes are needed."""
+    filtered(0)
+    with ElasticJob(cluster, tmp_path, "-np", 2, "--min-np", 2, "-H", "h0,h1") as job:
+        assert job.process.wait(scaled(60)) == 1
+        for reader in job.readers:
+            reader.join(scaled(10))
+        addresses = f"10.214.0.1 ({NO_ANSWER})"
+        why = f"host h1: it does not reach this host at any of its addresses: {addresses}; {HINT}"
+        assert job.said() == [
+            why + EXCLUDED,
+            f"fewer than 2 processes (--min-np) are left; {why}; the other ranks were ended",
+        ]
+
+
+def test_later_host_that_reaches_no_other_one_is_left_out(cluster, tmp_path, filtered):
+    """Connections that the firewall of a host meets when they exist already go on."""
+    hosts = tmp_path / "hosts"
+    write(hosts, "h0", "h1")
+    flags = ["--min-np", 2, "--host-discovery-script", f"cat {hosts}", "--verbose"]
+    with ElasticJob(cluster, tmp_path, *flags) as job:
+        job.wait_for_members(["0 on h0", "1 on h1"])
+        until(lambda: not any("network.probe" in text for text in cluster.processes().values()))
+        filtered(1)
+        write(hosts, "h0", "h1", "h2")
+        why = f"it does not reach h1 at 10.214.0.2: {NO_ANSWER}; {HINT}"
+        job.wait_for(f"^horovodrun: {re.escape(f'host h2: {why}{EXCLUDED}')}$")
+        assert job.wait_for_steps() == 2
+        assert "goes on" not in job.text
+        # The check of one host ends neither the processes of others, nor their probes, before it is over.
+        until(lambda: not any("network.probe" in text for text in cluster.processes().values()))
+        job.finish(["0 on h0", "1 on h1"])
+
+
+def test_host_with_another_version_is_left_out_before_it_starts_processes(cluster, tmp_path):
+    info = tmp_path / "horoplug-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horoplug\nVersion: 9.9\n")
+    python = tmp_path / "python"
+    newer = f'cd {tmp_path}; export PYTHONPATH="{tmp_path}:$PYTHONPATH"'
+    python.write_text(f'#!/bin/sh\n{newer}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    flags = ["-np", 3, "--min-np", 1, "-H", "h0,h1:2", "--remote-python", python]
+    with ElasticJob(cluster, tmp_path, *flags) as job:
+        job.wait_for_members(["0 on h0"])
+        job.finish(["0 on h0"])
+        (line,) = about(job, "h1")
+        text = (
+            "host h1: it has horoplug 9.9, and this host [0-9.]+: all hosts need the same version"
+        )
+        assert re.fullmatch(text + EXCLUDED, line)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_hosts_use_a_network_that_all_of_them_have(two_networks, tmp_path, chosen):
+    """Each host has its own name for it. Without a choice, it is found."""
+    flags = ["--network-interface", "eth1,ens1"] if chosen else []
+    with ElasticJob(
+        two_networks, tmp_path, "-np", 3, "--min-np", 3, "-H", "h0,h1,h2", *flags, "--verbose"
+    ) as job:
+        job.wait_for_members(["0 on h0", "1 on h1", "2 on h2"])
+        job.wait_for("rendezvous on 10.214.1.1:")
+        job.finish(["0 on h0", "1 on h1", "2 on h2"])
 
 
 # ---- discovery -------------------------------------------------------------------------------------------------------

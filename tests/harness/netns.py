@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +302,23 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     for made in request.node.funcargs.values():
         if isinstance(made, Cluster):
             made.wait_gone()
+
+
+@pytest.fixture
+def filtered(cluster: Cluster) -> Iterator[Callable[[int], None]]:
+    """A function that adds a firewall to a host, which accepts new connections of ssh only."""
+    if shutil.which("iptables", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
+        pytest.skip("needs iptables")
+    rule = ["INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "DROP"]
+    hosts = []
+
+    def block(host: int) -> None:
+        subprocess.run([*cluster.inside(host), "iptables", "-A", *rule], check=True)
+        hosts.append(host)
+
+    yield block
+    for host in hosts:
+        subprocess.run([*cluster.inside(host), "iptables", "-D", *rule], check=True)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 40) -> tuple[int, str, str]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from tests.harness.limits import scaled
 from tests.harness.mpi_jobs import between_hosts
 from tests.harness.mpi_jobs import place as place
 from tests.harness.netns import Cluster, cluster_fixture, finish, why_not
+from tests.harness.netns import filtered as filtered
 from tests.harness.netns import nothing_left as nothing_left
 from tests.harness.support import until
 
@@ -485,23 +485,6 @@ def test_missing_remote_folder_or_program_is_named(cluster, tmp_path):
     assert re.fullmatch(
         "rank [01] could not be started on h[12]: No such file or directory.*", one_line(done)
     )
-
-
-@pytest.fixture
-def filtered(cluster):
-    """A function that adds a firewall to a host, which accepts connections of ssh only."""
-    if shutil.which("iptables", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
-        pytest.skip("needs iptables")
-    rule = ["INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "DROP"]
-    hosts = []
-
-    def block(host):
-        subprocess.run([*cluster.inside(host), "iptables", "-A", *rule], check=True)
-        hosts.append(host)
-
-    yield block
-    for host in hosts:
-        subprocess.run([*cluster.inside(host), "iptables", "-D", *rule], check=True)
 
 
 def test_firewall_at_the_launcher_is_reported(cluster, filtered):

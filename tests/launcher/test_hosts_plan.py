@@ -1,6 +1,7 @@
 """Parsing of hosts, placement of ranks, and the start protocol between launcher and agents, without a process."""
 
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -24,10 +25,11 @@ from horoplug.runner.hosts.hosts import (
     parse_hostfile,
     parse_hosts,
 )
-from horoplug.runner.network.preflight import PATIENCE, Preflight, StartError
+from horoplug.runner.network.preflight import PATIENCE, Elastic, Preflight, StartError
 from horoplug.runner.start.ssh import BOOTSTRAP, END_OF_SOURCE, Ssh
 from tests.harness import ROOT
 from tests.harness.limits import scaled
+from tests.harness.support import seed
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
 
@@ -316,9 +318,9 @@ def test_agent_source_can_be_sent_to_a_host():
 class Talk:
     """A preflight of hosts a, b and c whose probes the test imitates."""
 
-    def __init__(self, candidates=2, hosts="abc"):
+    def __init__(self, candidates=2, hosts="abc", elastic=None):
         addresses = [(f"10.0.{i}.1", 1000 + i) for i in range(candidates)]
-        self.preflight = Preflight(list(hosts), addresses, "1.0")
+        self.preflight = Preflight(dict(enumerate(hosts)), addresses, "1.0", elastic=elastic)
         self.sent = []
 
     def say(self, host, now=0.0, **message):
@@ -420,3 +422,159 @@ def test_late_hosts_are_named():
         for number in range(2):
             talk.tried(host, number, own="x")
     assert talk.preflight.waiting_for() == "no answer from b"
+
+
+# ---- preflight of an elastic job -------------------------------------------------------------------------------------
+
+HINT = "let firewalls pass TCP between the hosts, or choose a network with --network-interface"
+
+
+def meet(talk, hosts):
+    """Let hosts reach the launcher at its first address, and listen."""
+    for host in hosts:
+        talk.hello(host)
+        talk.tried(host, 0, own=f"10.0.0.{host + 2}")
+    for host in hosts:
+        talk.say(host, listening=50 + host)
+
+
+def test_hosts_of_an_elastic_job_reach_each_other_in_both_directions():
+    talk = Talk(candidates=1, elastic=Elastic())
+    meet(talk, range(3))
+    peers = {host: {each[0] for each in m["peers"]} for host, m in talk.sent if "peers" in m}
+    assert peers == {0: {1, 2}, 1: {0, 2}, 2: {0, 1}}
+    for host in range(3):
+        for other in {0, 1, 2} - {host}:
+            assert not talk.preflight.done
+            talk.peer(host, other, own="x")
+    assert talk.preflight.done
+    assert talk.preflight.failed == {}
+
+
+@pytest.mark.parametrize(
+    ("play", "why"),
+    [
+        (
+            lambda t: t.hello(2, version="2.0"),
+            "it has horoplug 2.0, and this host 1.0: all hosts need the same version",
+        ),
+        (lambda t: t.hello(2, error="there is no x"), "there is no x"),
+        (lambda t: t.say(2, failed="cannot listen on x"), "it cannot listen on x"),
+        (
+            lambda t: [t.tried(2, number, reason="refused") for number in range(2)],
+            "it does not reach this host at any of its addresses: 10.0.0.1 (refused), 10.0.1.1 (refused); "
+            + HINT,
+        ),
+        (
+            lambda t: [
+                t.tried(h, n, **({"own": "x"} if n == (h == 2) else {"reason": "refused"}))
+                for n in range(2)
+                for h in range(3)
+            ],
+            f"it reaches this host at 10.0.1.1, and others at 10.0.0.1; {HINT}",
+        ),
+    ],
+    ids=["version", "interface", "listen", "none", "no common"],
+)
+def test_host_that_an_elastic_job_cannot_use_is_left_out(play, why):
+    """The others pass."""
+    talk = Talk(elastic=Elastic())
+    play(talk)
+    assert talk.preflight.failed == {2: why}
+    meet(talk, range(2))
+    talk.peer(0, 1, own="x")
+    talk.peer(1, 0, own="x")
+    talk.say(2, listening=7)  # late
+    assert talk.preflight.done
+    assert set(talk.preflight.hosts) == {0, 1}
+
+
+def test_later_host_of_an_elastic_job_has_to_reach_the_members_and_the_chosen_address():
+    elastic = Elastic(members={0, 1}, server=1)
+    for missing in (0, 1):
+        talk = Talk(elastic=elastic)
+        for host in range(3):
+            talk.hello(host)
+            talk.tried(host, 1, own="x")
+        assert talk.preflight.server == 1
+        for host in range(3):
+            talk.say(host, listening=50 + host)
+        for host in range(3):
+            for other in {0, 1} if host == 2 else {2}:
+                is_missing = {host, other} == {2, missing}
+                talk.peer(host, other, **({"reason": "refused"} if is_missing else {"own": "x"}))
+        name = "ab"[missing]
+        # With both directions broken, the text is about the first report.
+        assert talk.preflight.failed == {
+            2: f"it is not reached: {name} does not reach c at x: refused; {HINT}"
+        }
+    talk = Talk(elastic=elastic)
+    talk.tried(2, 0, own="x")
+    talk.tried(2, 1, reason="refused")
+    assert list(talk.preflight.failed) == [2]
+
+
+def test_members_of_an_elastic_job_need_not_reach_each_other_again():
+    """They have done so, and a firewall since then does not break their connections."""
+    talk = Talk(candidates=1, elastic=Elastic(members={0, 1}, server=0))
+    meet(talk, range(3))
+    peers = {host: {each[0] for each in m["peers"]} for host, m in talk.sent if "peers" in m}
+    assert peers == {0: {2}, 1: {2}, 2: {0, 1}}
+    for host, others in peers.items():
+        for other in others:
+            assert not talk.preflight.done
+            talk.peer(host, other, own="x")
+    assert talk.preflight.done
+    assert talk.preflight.failed == {}
+
+
+def test_hosts_that_do_not_answer_are_left_out_of_an_elastic_job():
+    """In each phase: a lost one is not waited for, and one that is late fails."""
+    for phase in range(3):
+        talk = Talk(candidates=1, hosts="abcd", elastic=Elastic(members={0}))
+        for host in range(4 if phase > 0 else 2):
+            talk.hello(host)
+            talk.tried(host, 0, own="x")
+        for host in range(4 if phase > 1 else 2):
+            talk.say(host, listening=50 + host)
+        assert talk.preflight.phase == phase
+        for host in (0, 1) if phase > 1 else ():
+            for other in {0, 1, 2, 3} - {host}:
+                talk.peer(host, other, **({"own": "x"} if other < 2 else {"reason": "no answer"}))
+        talk.preflight.drop(3)
+        talk.preflight.fail_late(5.0)
+        assert talk.preflight.failed == {2: "no answer within 5 s"}
+        for target, line in talk.preflight.advance(0.0):
+            talk.sent.append((target, json.loads(line)))
+        meet(talk, range(2))
+        talk.peer(0, 1, own="x")
+        talk.peer(1, 0, own="x")
+        assert talk.preflight.done
+
+
+def test_hosts_that_pass_reach_each_other_whatever_the_network_is():
+    """Random connections work, in random order. Members are not left out, and no host is that reaches all others."""
+    rng = random.Random(seed())
+    for _ in range(100):
+        check_random_network(rng)
+
+
+def check_random_network(rng):
+    size = rng.randint(2, 7)
+    members = set(range(rng.randint(0, size - 1)))
+    talk = Talk(candidates=1, hosts="abcdefg"[:size], elastic=Elastic(members))
+    meet(talk, rng.sample(range(size), size))
+    share = rng.random() * 0.5
+    peers = {host: [each[0] for each in m["peers"]] for host, m in talk.sent if "peers" in m}
+    pairs = [(host, other) for host, others in peers.items() for other in others]
+    broken = {pair for pair in pairs if rng.random() < share}
+    for pair in rng.sample(pairs, len(pairs)):
+        talk.peer(*pair, **({"reason": "refused"} if pair in broken else {"own": "x"}))
+    passed = set(talk.preflight.hosts)
+    assert talk.preflight.done
+    assert passed >= members
+    assert not [pair for pair in broken if passed >= set(pair)]
+    assert passed | talk.preflight.failed.keys() == set(range(size))
+    involved = {host for pair in broken for host in pair}
+    assert talk.preflight.failed.keys() <= involved
+    assert all("\n" not in why and HINT in why for why in talk.preflight.failed.values())

@@ -76,6 +76,7 @@ class RemoteJob:
         for number in range(len(REMOTE)):
             self.answer(number, listening=5000 + number)
         self.answer(1, peer={"number": 0, "own": "127.0.0.1"})
+        self.startup.advance(time.monotonic())
 
 
 @pytest.fixture
@@ -148,8 +149,9 @@ def test_failed_probe_names_its_host(start):
     job.startup.begin()
     job.answer(1, agent.STDERR, b"ImportError: No module named 'horoplug'\n")
     message = "^host b.invalid: horoplug is not installed for the Python there"
+    job.answer(1, b"X", struct.pack("!i", 1))
     with pytest.raises(StartError, match=message):
-        job.answer(1, b"X", struct.pack("!i", 1))
+        job.startup.advance(time.monotonic())
     assert job.state.server is None
 
 

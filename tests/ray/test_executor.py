@@ -330,7 +330,8 @@ def test_a_function_begins_only_when_its_process_can_be_ended(on_ray, tmp_path):
 
 
 def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray, tmp_path):
-    """They ignore what they can, and are in the middle of a function. The workers are on two nodes."""
+    """They ignore what they can, and are in the middle of a function. The workers are on two nodes, and have processes
+    of their own, which end, too."""
 
     def use(cluster, folder):
         import os
@@ -347,7 +348,10 @@ def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray,
         def stop():
             import os
             import signal
+            import subprocess
 
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            open(f"{folder}/c{child.pid}", "w").close()
             name = f"{folder}/{os.getpid()}"
             open(name + ".new", "w").close()
             os.rename(name + ".new", name)
@@ -361,7 +365,7 @@ def test_processes_of_workers_have_ended_when_they_are_reported_as_ended(on_ray,
             return found
 
         def running():
-            return [name for name in os.listdir(folder) if not has_ended(name)]
+            return [name for name in os.listdir(folder) if not has_ended(name.lstrip("c"))]
 
         class Job:
             def __init__(self):

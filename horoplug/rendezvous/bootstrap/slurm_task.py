@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from horoplug.base.processes import stat
+
 _SECONDS = 5.0  # limit for Slurm's answer
 _INITIAL_NAMESPACE = "pid:[4026531836]"  # fixed by Linux (PROC_PID_INIT_INO)
 _ENDED = {
@@ -68,13 +70,7 @@ def why_over(env: Mapping[str, str]) -> str:
 def _ancestry(pid: int) -> dict[int, _Process]:
     """A process and its ancestors that are visible to this process, without the topmost one, by pid."""
     found: dict[int, _Process] = {}
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                # The command's name, in parentheses, can contain anything.
-                fields = file.read().decode("latin-1").rpartition(")")[2].split()
-        except OSError:
-            break
+    while pid > 1 and (fields := stat(pid)) is not None:
         found[pid] = _Process(*map(int, (fields[1], fields[2], fields[4])))
         pid = found[pid].parent
     return found

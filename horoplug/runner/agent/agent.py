@@ -12,7 +12,7 @@ the agent ends the job. If both are killed, the launcher, which is a subreaper a
 
 The launcher sends frames on stdin (kind, length u32, payload):
 
-    J  job, as JSON             C  probe to run before the job, as JSON  M  bytes for the probe's stdin
+    J  job, as JSON             C  probe of the network, as JSON         M  bytes for the probe's stdin; none: kill it
     T  end all ranks: SIGTERM, and SIGKILL after the grace period        K  kill all ranks at once
     B  ping: launcher is alive  Z  the launcher is about to be suspended: do not expect pings
     W  do not read the ranks' output for now                             G  read the ranks' output again
@@ -42,7 +42,6 @@ The agent is this file and the few modules that it imports, which use only the s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
@@ -54,7 +53,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 if __name__ == "__main__" and sys.argv[0] != "-c":
@@ -65,6 +64,15 @@ if __name__ == "__main__" and sys.argv[0] != "-c":
     sys.path.append(root)
 
 from horoplug.base import thread_share
+from horoplug.base.processes import (
+    become_subreaper,
+    descendants,
+    ends_with,
+    kill_descendants,
+    reap,
+    signal_all,
+    signal_on_loss,
+)
 from horoplug.runner.agent.inputs import Inputs
 
 COMMAND = struct.Struct("!cI")  # header of a frame to the agent
@@ -87,8 +95,6 @@ FIRST_TUNNEL = -2  # the highest number of a tunnel, in place of a rank
 NUMBER = struct.Struct("!i")
 COUNT = struct.Struct("!I")
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _HIGH_WATER = 1 << 20  # bytes of unsent output beyond which the ranks' pipes are not read
 _KILL_SECONDS = 10.0  # limit for a killed process to disappear
@@ -99,12 +105,6 @@ _POLL_SECONDS = 0.02  # between searches for descendants that are not children
 # Some programs loop over all possible descriptors, for example to close them.
 _MOST_DESCRIPTORS = 1 << 20
 
-_libc = ctypes.CDLL(None)
-
-
-def _prctl(option: int, value: int) -> None:
-    _libc.prctl(option, value, 0, 0, 0)
-
 
 def raise_descriptor_limit() -> None:
     """Raise the soft limit on open files, which the ranks inherit, to the hard limit, up to about a million."""
@@ -113,80 +113,6 @@ def raise_descriptor_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):  # a container may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def become_subreaper() -> None:
-    """Make this process the parent of its descendants' orphans (PR_SET_CHILD_SUBREAPER)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def descendants(root: int, without: Container[int] = ()) -> list[int]:
-    """Pids of all live descendants of ``root``, without zombies. ``without``: processes that are left out, together
-    with their descendants."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The command's name, in parentheses, can contain anything.
-                state, parent = file.read().decode("latin-1").rpartition(")")[2].split(None, 2)[:2]
-        except (OSError, ValueError):
-            continue  # ended in the meantime
-        children.setdefault(int(parent), []).append((int(name), state))
-    found, front = [], [root]
-    while front:
-        for pid, state in children.get(front.pop(), ()):
-            if pid in without:
-                continue
-            front.append(pid)
-            if state not in "ZX":
-                found.append(pid)
-    return found
-
-
-def signal_all(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process. Processes that have ended are ignored."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
-
-
-def reap() -> list[tuple[int, int]]:
-    """(pid, return code as in :mod:`subprocess`) of all children that have ended."""
-    ended: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended.append((pid, os.waitstatus_to_exitcode(status)))
-
-
-def kill_descendants() -> None:
-    """Kill all descendants of this process and wait until they are gone, for at most 10 s."""
-    deadline = time.monotonic() + _KILL_SECONDS
-    while pids := descendants(os.getpid()):
-        signal_all(pids, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.005)
-        reap()
-    reap()
-
-
-def ends_with(parent: int) -> Callable[[], None]:
-    """What a new process calls, so that the kernel kills it when the thread of its parent that has started it ends.
-    ``parent``: the pid."""
-
-    def in_child() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent died before the line above
-
-    return in_child
 
 
 def severity(code: int) -> int:
@@ -301,50 +227,6 @@ class Relay:
         self._outbox.clear()
 
 
-class Tunnels:
-    """The ssh processes to the agents of further hosts. The launcher exchanges frames with those agents through them,
-    whose bytes this agent only passes on."""
-
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._inputs = Inputs(selector)
-        self._open: dict[int, subprocess.Popen[bytes]] = {}  # by number
-        self.numbers: dict[int, int] = {}
-        """The number of each running ssh process, by pid."""
-
-    def add(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        """Write to the stdin of a process that was started."""
-        assert process.stdin is not None
-        self._open[number] = process
-        self._inputs.add(number, process.stdin)
-        self.numbers[process.pid] = number
-
-    def send(self, number: int, data: bytes) -> None:
-        """Pass bytes on, or the end of the input if there are none. Unknown tunnels are those that have ended."""
-        self._inputs.send(number, data)
-
-    def flush(self, fd: int) -> bool:
-        """Write to a descriptor, if it belongs to a tunnel. Returns whether it does."""
-        return self._inputs.flush(fd)
-
-    def end(self) -> None:
-        """End the input of all tunnels, by which their agents end all processes of their hosts."""
-        self._inputs.end()
-
-    def kill(self, number: int | None = None) -> None:
-        """Kill the ssh process of one tunnel, or of all."""
-        for each, process in self._open.items():
-            if number in (None, each):
-                signal_all([process.pid], signal.SIGKILL)
-
-    def remove(self, pid: int, code: int) -> int:
-        """Forget a process that has ended with a return code. Returns the tunnel's number."""
-        number = self.numbers.pop(pid)
-        # Popen must not wait for the pid, which may be reused.
-        self._open.pop(number).returncode = code
-        self._inputs.drop(number)
-        return number
-
-
 class Agent:
     """Runs the ranks of one host, from start to end."""
 
@@ -361,8 +243,8 @@ class Agent:
         self._check: subprocess.Popen[bytes] | None = None
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: rank
         self._relay = Relay(self._selector, 1)
-        self._tunnels = Tunnels(self._selector)
-        self._inputs = Inputs(self._selector, self._report_taken)  # of ranks
+        self._tunnels: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid: number
+        self._inputs = Inputs(self._selector, self._report_taken)  # of ranks and tunnels
         self._launcher_gone = False
         self._grace = 5.0
         self._kill_at: float | None = None
@@ -372,7 +254,7 @@ class Agent:
 
     def run(self) -> int:
         """Run the agent; returns its exit code."""
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal_on_loss(signal.SIGTERM)
         become_subreaper()
         for sock in (self._woken_in, self._woken_out):
             sock.setblocking(False)
@@ -406,8 +288,8 @@ class Agent:
         self._begun = True
         self._grace = float(job["grace"])
         self._keep = bool(job.get("keep"))
-        if self._check is not None and self._check.pid in self._running:
-            self._check.kill()
+        if not self._keep:
+            self._end_check()
         if self._kill_at is not None:
             return  # told to end before the job began
         command = [_bytes(part) for part in job["command"]]
@@ -429,13 +311,23 @@ class Agent:
             self._relay.send(PID, rank, struct.pack("!i", process.pid))
 
     def _report_taken(self, rank: int, count: int) -> None:
-        self._relay.send(TAKEN, rank, COUNT.pack(count))
+        if rank > FIRST_TUNNEL:
+            self._relay.send(TAKEN, rank, COUNT.pack(count))
 
     def _open_tunnel(self, tunnel: dict[str, Any]) -> None:
         number, command = int(tunnel["number"]), [_bytes(part) for part in tunnel["command"]]
         process = self._popen(number, command, dict(os.environ), b".", subprocess.PIPE)
         if process is not None:
-            self._tunnels.add(number, process)
+            assert process.stdin is not None
+            self._inputs.add(number, process.stdin)
+            self._tunnels[process.pid] = number, process
+
+    def _kill_tunnels(self, number: int | None = None) -> None:
+        """Kill the ssh process of one tunnel, or of all."""
+        signal_all(
+            [pid for pid, (each, _) in self._tunnels.items() if number in (None, each)],
+            signal.SIGKILL,
+        )
 
     def _start_check(self, check: dict[str, Any]) -> None:
         command = [_bytes(part) for part in check["command"]]
@@ -443,6 +335,10 @@ class Agent:
         self._check = self._popen(CHECK, command, _environment(check), cwd, pipe)
         if self._check is not None:
             self._running[self._check.pid] = CHECK, self._check
+
+    def _end_check(self) -> None:
+        if self._check is not None and self._check.pid in self._running:
+            self._check.kill()
 
     def _popen(
         self, rank: int, command: list[bytes], env: dict[str, str], cwd: bytes, stdin: int
@@ -479,7 +375,7 @@ class Agent:
                 self._on_signal()
             elif key.fd == 0:
                 self._on_command()
-            elif not self._tunnels.flush(key.fd) and not self._inputs.flush(key.fd):
+            elif not self._inputs.flush(key.fd):
                 self._relay.read(key.fd)
         self._collect()
         self._flush()
@@ -487,7 +383,7 @@ class Agent:
         if self._kill_at is not None and now >= self._kill_at:
             signal_all(self._processes(), signal.SIGKILL)
         if now >= self._kill_tunnels_at:
-            self._tunnels.kill()
+            self._kill_tunnels()
         if self._silence is not None and now > self._heard + self._silence:
             self._lose_launcher()
 
@@ -502,11 +398,11 @@ class Agent:
                 self._terminate(self._grace)
                 return False
         self._ranks_over = True
-        return not self._tunnels.numbers or now > self._give_up_at
+        return not self._tunnels or now > self._give_up_at
 
     def _processes(self) -> list[int]:
         """The pids of the ranks, the probe and all processes that they have started."""
-        return [] if self._ranks_over else descendants(os.getpid(), self._tunnels.numbers)
+        return [] if self._ranks_over else descendants(os.getpid(), self._tunnels)
 
     def _timeout(self) -> float | None:
         """Seconds until the next deadline; None without one."""
@@ -560,6 +456,9 @@ class Agent:
             self._kill_rank(*NUMBER.unpack(payload))
         elif kind == FINISH:
             self._begun, self._keep = True, False
+            self._end_check()
+        elif kind == PROBE_INPUT and not payload:
+            self._end_check()
         elif kind == PROBE_INPUT and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)
@@ -567,10 +466,9 @@ class Agent:
             self._open_tunnel(json.loads(payload))
         elif kind in (TUNNEL_INPUT, RANK_INPUT):
             (number,) = NUMBER.unpack_from(payload)
-            to = self._tunnels if kind == TUNNEL_INPUT else self._inputs
-            to.send(number, payload[NUMBER.size :])
+            self._inputs.send(number, payload[NUMBER.size :])
         elif kind == TUNNEL_KILL:
-            self._tunnels.kill(*NUMBER.unpack(payload))
+            self._kill_tunnels(*NUMBER.unpack(payload))
         elif kind in (PROBE, START):
             description = json.loads(payload)
             self._silence = description["silence"]
@@ -581,7 +479,8 @@ class Agent:
             self._launcher_gone = True
             self._selector.unregister(0)
             self._relay.close()
-            self._tunnels.end()
+            # The agents of further hosts end all processes there.
+            self._inputs.end()
             self._kill_tunnels_at = time.monotonic() + _TUNNEL_SECONDS
             self._end(0.0)
 
@@ -608,20 +507,17 @@ class Agent:
     def _collect(self) -> None:
         """Report the ranks and tunnels that have ended. If several have, the likely cause comes first."""
         for pid, code in sorted(reap(), key=lambda end: severity(end[1])):
-            if pid in self._tunnels.numbers:
-                number = self._tunnels.remove(pid, code)
-                self._relay.drain(number)
-                self._relay.send(ENDED, number, struct.pack("!i", code))
-            if pid not in self._running:
+            found = self._running.pop(pid, None) or self._tunnels.pop(pid, None)
+            if found is None:
                 continue
-            rank, process = self._running.pop(pid)
+            rank, process = found
             process.returncode = code  # Popen must not wait for the pid, which may be reused
             self._inputs.drop(rank)
-            if self._keep:
+            if self._keep and rank > FIRST_TUNNEL:
                 # Nothing of this rank may hold a GPU or a port that its replacement needs.
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
-            if rank == CHECK or self._keep:
+            if rank < 0 or self._keep:
                 self._relay.drain(rank)  # report its output before its end
             self._relay.send(ENDED, rank, struct.pack("!i", code))
 

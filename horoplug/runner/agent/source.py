@@ -10,6 +10,7 @@ from typing import Final
 _PACKAGES: Final = ("horoplug", "horoplug.base", "horoplug.runner", "horoplug.runner.agent")
 _MODULES: Final = (
     "horoplug.base.cgroup",
+    "horoplug.base.processes",
     "horoplug.base.processors",
     "horoplug.base.thread_share",
     "horoplug.runner.agent.inputs",

@@ -119,10 +119,13 @@ class ElasticDriver:
         """The largest number of processes that a host may have, by the slots that are known now."""
         return max(min(self.hosts.host_slots.get(host, 1), self._maximum), 1)
 
-    def begin(self, server: StoreServer) -> None:
-        """Listen to the processes and search for hosts. ``server``: of the rendezvous; it stays the caller's."""
+    def listen(self, server: StoreServer) -> None:
+        """Listen to the processes, before the first one runs. ``server``: of the rendezvous; it stays the caller's."""
         self._server = server
         server.watch(FROM_PROCESSES, self.inbox.put)
+
+    def begin(self) -> None:
+        """Search for hosts."""
         if self._discovery is not None:
             self._search = DiscoveryThread(self._discovery, self.inbox.put)
 
@@ -238,11 +241,27 @@ class ElasticDriver:
         return bool(actions)
 
     def _do(self, action: Action) -> None:
-        server = self._server
-        assert server is not None
         match action:
             case Start():
                 self._workers.start(action)
+            case Kill(process):
+                self._workers.kill(process)
+            case Say(text):
+                self._workers.say(text)
+            case Finish():
+                self.outcome = action
+                if action.code:
+                    self._workers.fail(action)
+                else:
+                    self._workers.finish()
+            case _:
+                self._answer(action)
+
+    def _answer(self, action: Form | Dismiss | Notify) -> None:
+        """Tell processes what was decided. There are some, so that there is a server."""
+        server = self._server
+        assert server is not None
+        match action:
             case Form(membership, attempts):
                 paces = self._pacing.watch(membership.processes)
                 self._paces = membership.generation, paces
@@ -259,16 +278,6 @@ class ElasticDriver:
                 update = HostUpdate(time.time(), change, ends)
                 vote = StopVote(self._roster.members, time.monotonic())
                 self._update = Update(server, generation, update, vote)
-            case Kill(process):
-                self._workers.kill(process)
-            case Say(text):
-                self._workers.say(text)
-            case Finish():
-                self.outcome = action
-                if action.code:
-                    self._workers.fail(action)
-                else:
-                    self._workers.finish()
 
     def _end_update(self) -> None:
         update, self._update = self._update, None

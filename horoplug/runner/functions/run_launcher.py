@@ -27,8 +27,8 @@ from horoplug.runner.ending.results import Results
 from horoplug.runner.hosts.hosts import Host, assign_ranks
 from horoplug.runner.launch import as_scheduled, given_hosts, make_job
 from horoplug.runner.mpi import mpirun_launch
-from horoplug.runner.network.network_check import candidates
 from horoplug.runner.network.preflight import StartError
+from horoplug.runner.network.servers import candidates
 from horoplug.runner.terms import Terms
 
 from .exchange import Exchange, ResultFiles

@@ -11,12 +11,13 @@ import pickle
 import sys
 import threading
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import cloudpickle
 
 from horoplug.base.config import read_secret, value
-from horoplug.base.errors import TamperedMessageError
+from horoplug.base.errors import HorovodInternalError, TamperedMessageError
 from horoplug.base.pickling import find_unpicklable
 from horoplug.base.variables import parse_secret
 from horoplug.rendezvous.bootstrap.job_key import derive
@@ -53,6 +54,32 @@ def unpack(data: bytes | bytearray) -> Any:
     return pickle.loads(memoryview(data)[end:])
 
 
+class Outcome(NamedTuple):
+    """What a function has returned, or the exception that it has raised. ``is_consequence``: the exception says that
+    another rank has failed; ``has_left``: the function ended without an error before it returned. A process that an
+    elastic job does not need any more ends so, in ``init()``."""
+
+    value: Any
+    failure: Failure | None = None
+    is_consequence: bool = False
+    has_left: bool = False
+
+
+def attempt(packed: Callable[[], bytes | bytearray], *first: Any) -> Outcome:
+    """Call a function that :func:`pack` has packed. ``packed``: called for it; ``first``: arguments before its own
+    ones. Raises nothing."""
+    try:
+        function, args, kwargs = unpack(packed())
+        return Outcome(function(*first, *args, **kwargs))
+    except BaseException as error:
+        return Outcome(
+            None,
+            describe(error),
+            is_consequence=isinstance(error, HorovodInternalError),
+            has_left=isinstance(error, SystemExit) and not error.code,
+        )
+
+
 def main() -> int:
     """Run the rank; returns its exit code."""
     client = Client(
@@ -62,13 +89,11 @@ def main() -> int:
         _number(),
         value("ENCRYPT"),
     )
+    outcome = attempt(client.function)
+    if outcome.failure is not None:
+        return _fail(client, outcome)
     try:
-        function, args, kwargs = unpack(client.function())
-        result = function(*args, **kwargs)
-    except BaseException as error:
-        return _fail(client, error)
-    try:
-        cloudpickle.dump(result, client, protocol=5)
+        cloudpickle.dump(outcome.value, client, protocol=5)
         client.finish(RETURNED)
     except ConnectionError:
         return 1  # the job has ended, and the launcher has reported why
@@ -76,11 +101,11 @@ def main() -> int:
         print(f"horoplug.run: {error}", file=sys.stderr)
         return 1
     except Exception as error:
-        kind = f"{type(result).__module__}.{type(result).__qualname__}"
-        why = find_unpicklable(result, "result") or " ".join(str(error).split())
+        kind = f"{type(outcome.value).__module__}.{type(outcome.value).__qualname__}"
+        why = find_unpicklable(outcome.value, "result") or " ".join(str(error).split())
         problem = TypeError(f"the function's result, a {kind}, cannot be pickled: {why}")
         problem.__cause__ = error
-        return _fail(client, problem)
+        return _fail(client, Outcome(None, describe(problem)))
     return 0
 
 
@@ -106,21 +131,19 @@ def _number() -> int:
     return launched.rank if launched is not None else 0
 
 
-def _fail(client: Client, error: BaseException) -> int:
-    """Report the exception; returns the exit code. The process ends in 5 s even if a thread of the function keeps
+def _fail(client: Client, outcome: Outcome) -> int:
+    """Report a failure; returns the exit code. The process ends in 5 s even if a thread of the function keeps
     running."""
-    failure, code = describe(error), 1
+    assert outcome.failure is not None
     is_elastic = value("ELASTIC_PROCESS") is not None
-    if is_elastic:
-        # A process that the launcher does not need any more ends by sys.exit(0), in init().
-        code = 0 if isinstance(error, SystemExit) and not error.code else 1
+    code = 0 if is_elastic and outcome.has_left else 1
     with contextlib.suppress(ConnectionError):  # the job is over
         client.finish(WITHDRAWN)  # withdraw a partial result
-        client.write(pickle.dumps(tuple(failure)))
+        client.write(pickle.dumps(tuple(outcome.failure)))
         client.finish(RAISED)
     if is_elastic and code:
         with contextlib.suppress(OSError):  # the job may go on without this process
-            print(failure.trace, file=sys.stderr, flush=True)
+            print(outcome.failure.trace, file=sys.stderr, flush=True)
     timer = threading.Timer(_END_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from horoplug.rendezvous.store.server import StoreServer
@@ -19,7 +20,7 @@ from horoplug.runner.elastic.stragglers import Pacing
 from horoplug.runner.ending.blame import describe
 from horoplug.runner.ending.finish import Finish
 from horoplug.runner.hosts.hosts import Placement, is_this_host, lookup
-from horoplug.runner.network.network_check import candidates
+from horoplug.runner.network.network_check import NetworkCheck
 from horoplug.runner.start.connection import AgentConnection, LostError
 from horoplug.runner.start.slurm_requeue import requeue
 
@@ -57,6 +58,10 @@ class ElasticPolicy(Policy):
         # By host, the agents that may start processes, and by process, the agents that run them.
         self._connections: dict[str, AgentConnection] = {}
         self._running: dict[int, AgentConnection] = {}
+        self._check: NetworkCheck | None = (
+            None  # None: all processes are, and will be, on this host
+        )
+        self._held: dict[int, Start] = {}  # processes on hosts that are being checked
 
     @property
     def members(self) -> Sequence[int]:
@@ -77,15 +82,21 @@ class ElasticPolicy(Policy):
     # ---- start and loop ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Listen, on an address that other hosts reach if the job may have any."""
+        """Search for hosts. If the job may have other ones than this, they are checked before processes start there."""
         state, spec = self._state, self._state.spec
-        address = None
-        if not spec.is_local:
-            address = candidates(spec.hosts, state.interfaces, spec.terms)[0]
-        server = StoreServer(state.secret, address)
-        state.listen(server)
-        self._driver.begin(server)
+        if spec.is_local:
+            self._listen(StoreServer(state.secret))
+        else:
+            self._check = NetworkCheck(
+                *(spec.hosts, state.secret, state.interfaces, state.start_seconds),
+                *(spec.terms, state.description.check),
+            )
+        self._driver.begin()
         self._advance()
+
+    def _listen(self, server: StoreServer) -> None:
+        self._state.listen(server)
+        self._driver.listen(server)
 
     @property
     def waits(self) -> bool:
@@ -93,7 +104,8 @@ class ElasticPolicy(Policy):
 
     @property
     def due(self) -> float | None:
-        return self._driver.due
+        times = [self._driver.due, None if self._check is None else self._check.due]
+        return min((due for due in times if due is not None), default=None)
 
     def advance(self, now: float) -> None:
         self._driver.handle_events()
@@ -102,8 +114,30 @@ class ElasticPolicy(Policy):
     def _advance(self) -> None:
         while not self._state.outcome.is_ending:
             has_acted = self._driver.advance()
+            has_acted |= self._check_hosts()
             if self._start_agents() and not has_acted:
                 return
+
+    def _check_hosts(self) -> bool:
+        """Start the processes of hosts that have passed the check, and leave out those that have failed. Returns
+        whether there were any."""
+        check = self._check
+        if check is None or self._driver.is_over:
+            return False
+        results = list(check.advance(time.monotonic()))
+        if self._state.server is None and check.server is not None:
+            self._listen(check.server)
+        for connection, problem in results:
+            if problem:
+                self.lost(connection, problem)
+                continue
+            starts = [
+                each for each in self._held.values() if self._running[each.process] is connection
+            ]
+            for start in starts:
+                del self._held[start.process]
+                self._send(connection, start)
+        return bool(results)
 
     # ---- what the driver has done ------------------------------------------------------------------------------------
 
@@ -129,17 +163,22 @@ class ElasticPolicy(Policy):
             starter = None if host.is_local else self._state.starter(_CONNECT_SECONDS)
             connection = self._agents.add(host, starter)
             self._connections[start.host] = connection
+            if self._check is not None:
+                self._check.add(connection)
         self._running[start.process] = connection
         connection.ranks.add(start.process)
         self._state.console.add(start.process)
-        names = self._state.interfaces
-        remote = names[0] if names else None
-        interface = self._state.own_interface if connection.host.is_local else remote
-        most = self._driver.most_on(start.host)
-        payload = self._state.description.process(
-            connection.host, interface, start, len(self._running), most
-        )
-        connection.send(agent.START, payload)
+        if self._check is None or self._check.is_member(connection):
+            self._send(connection, start)
+        else:
+            self._held[start.process] = start
+
+    def _send(self, connection: AgentConnection, start: Start) -> None:
+        check, own = self._check, self._state.own_interface
+        interface = own if check is None else check.interface(connection)
+        size, most = len(self._running), self._driver.most_on(start.host)
+        host, describe = connection.host, self._state.description.process
+        connection.send(agent.START, describe(host, interface, start, size, most))
 
     def _placement(self, name: str) -> Placement:
         host = self._placements.get(name)
@@ -167,19 +206,27 @@ class ElasticPolicy(Policy):
         vanish without being lost."""
         host = connection.host.name
         if host not in self._driver.hosts.host_slots and connection not in self._running.values():
-            del self._connections[host]
+            self._forget(connection)
             connection.send(agent.FINISH)
+
+    def _forget(self, connection: AgentConnection) -> None:
+        """Start no further processes on a host by this agent."""
+        del self._connections[connection.host.name]
+        if self._check is not None:
+            self._check.drop(connection)
 
     def kill(self, process: int) -> None:
         connection = self._running[process]
-        connection.send(agent.KILL_RANK, agent.NUMBER.pack(process))
-        if connection.greeted:
-            return
+        is_held = self._held.pop(process, None) is not None
+        if not is_held:
+            connection.send(agent.KILL_RANK, agent.NUMBER.pack(process))
+            if connection.greeted:
+                return
         # The host has not answered yet, and may never. If it does, its agent starts the process and ends it.
         del self._running[process]
         self._driver.not_started(process, -signal.SIGKILL, "was not started")
         if connection not in self._running.values():
-            del self._connections[connection.host.name]
+            self._forget(connection)
             self._agents.give_up(connection)
 
     # ---- frames of agents --------------------------------------------------------------------------------------------
@@ -211,10 +258,11 @@ class ElasticPolicy(Policy):
         self._agents.give_up(connection)
         if self._driver.is_over or self._connections.get(connection.host.name) is not connection:
             return  # nothing depends on this agent any more
-        del self._connections[connection.host.name]
+        self._forget(connection)
         self._state.outcome.ranks_lost(connection.ranks)
         for process in [each for each, its in self._running.items() if its is connection]:
             del self._running[process]
+            self._held.pop(process, None)
         self._driver.host_lost(connection.host.name, why)
 
     # ---- the end -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from horoplug.base import config, descriptors
+from horoplug.base.processes import become_subreaper, kill_descendants
 from horoplug.rendezvous.network.libcrypto import libcrypto
 from horoplug.runner.agent import agent
 from horoplug.runner.ending.outcome import Outcome
@@ -91,7 +92,7 @@ class Job:
 
     def run(self) -> int:
         """Start the ranks and wait until the last process of the job has ended. Returns the exit code."""
-        agent.become_subreaper()  # adopts the descendants of an agent that is killed
+        become_subreaper()  # adopts the descendants of an agent that is killed
         descriptors.raise_limit()
         suspend = None if self._spec.is_local else self._on_suspension
         with self._policy.noticed(), signal_handlers(self._on_signal, suspend) as woken:
@@ -272,7 +273,7 @@ class Job:
         if self._input is not None:
             self._input.close()
         self._agents.close(_CLOSE_SECONDS)
-        agent.kill_descendants()
+        kill_descendants()
         self._policy.close()
 
     def _report(self, woken: socket.socket) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner.agent import agent
 from horoplug.runner.ending.outcome import Outcome
-from horoplug.runner.network.network_check import candidates
+from horoplug.runner.network.network_check import NetworkCheck
+from horoplug.runner.network.servers import candidates
 from horoplug.runner.output.console import Console
 from horoplug.runner.start.agents import Agents
 from horoplug.runner.start.connection import AgentConnection
@@ -86,6 +87,8 @@ class Policy(abc.ABC):
 
     def __init__(self, state: JobState) -> None:
         self._state = state
+        self._check: NetworkCheck | None = None
+        """None: all ranks are, and will be, on this host."""
 
     @property
     @abc.abstractmethod
@@ -110,8 +113,10 @@ class Policy(abc.ABC):
     def advance(self, now: float) -> None:
         """Do what is due, while the job is not ending. Errors: StartError, LostError."""
 
-    def probed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:  # noqa: B027
+    def probed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
         """Handle a frame about a host's probe, while the job is not ending. Errors: StartError."""
+        if self._check is not None:
+            self._check.feed(connection, kind, payload)
 
     @abc.abstractmethod
     def rank_ended(self, connection: AgentConnection, rank: int, code: int) -> None:
@@ -137,5 +142,7 @@ class Policy(abc.ABC):
 
     def close(self) -> None:
         """All processes have ended."""
+        if self._check is not None:
+            self._check.close()
         if self._state.server is not None:
             self._state.server.close()

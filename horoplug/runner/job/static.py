@@ -15,17 +15,13 @@ from horoplug.runner.hosts.hosts import Placement
 from horoplug.runner.network.network_check import NetworkCheck
 from horoplug.runner.start.connection import AgentConnection
 
-from .policy import JobState, Policy
+from .policy import Policy
 
 _CONNECT_SECONDS = 10.0  # limit for ssh to connect, unless the start timeout is short
 
 
 class StaticPolicy(Policy):
     """Runs the ranks of a job of a fixed size."""
-
-    def __init__(self, state: JobState) -> None:
-        super().__init__(state)
-        self._check: NetworkCheck | None = None  # None: not begun, or all ranks are on this host
 
     @property
     def members(self) -> Sequence[int]:
@@ -45,30 +41,23 @@ class StaticPolicy(Policy):
             self._start_ranks()
             return
         self._check = NetworkCheck(
-            state.agents.all,
-            state.secret,
-            state.interfaces,
-            spec.began,
-            state.start_seconds,
-            spec.terms,
+            *(spec.hosts, state.secret, state.interfaces, state.start_seconds),
+            *(spec.terms, state.description.check),
+            began=spec.began,
         )
         for connection in state.agents.all:
-            connection.send(agent.PROBE, state.description.check(connection.host))
-            connection.send(agent.PROBE_INPUT, self._check.question())
+            self._check.add(connection)
+        self._check_hosts(self._check, spec.began)
 
     @property
     def _checking(self) -> NetworkCheck | None:
         return self._check if self._state.server is None else None
 
-    def probed(self, connection: AgentConnection, kind: bytes, payload: bytes) -> None:
-        if self._checking is not None:
-            self._checking.feed(connection, kind, payload)
-            self._start_ranks_if_ready()
-
-    def _start_ranks_if_ready(self) -> None:
-        assert self._check is not None
-        if self._check.done:
-            self._state.listen(self._check.server())
+    def _check_hosts(self, check: NetworkCheck, now: float) -> None:
+        """Start the ranks if all hosts have passed the check."""
+        if list(check.advance(now)):
+            assert check.server is not None
+            self._state.listen(check.server)
             self._start_ranks()
 
     def _start_ranks(self) -> None:
@@ -91,8 +80,7 @@ class StaticPolicy(Policy):
         outcome = self._state.outcome
         if self._checking is not None:
             self._state.agents.start_more()
-            self._checking.advance()
-            self._start_ranks_if_ready()
+            self._check_hosts(self._checking, now)
         if outcome.due is not None and now >= outcome.due:
             self._decide(now)
 
@@ -134,11 +122,6 @@ class StaticPolicy(Policy):
 
     def lost(self, connection: AgentConnection, why: str) -> None:
         self._state.lose(connection, why)
-
-    def close(self) -> None:
-        if self._check is not None:
-            self._check.close()
-        super().close()
 
 
 def prescribed_interface(hosts: Sequence[Placement], names: Sequence[str]) -> str | None:

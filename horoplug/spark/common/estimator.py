@@ -63,7 +63,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         """The function that every rank calls. Only rank 0 returns a result."""
 
     @abstractmethod
-    def _fitted(self, outcome: Outcome, work: Work, values: dict[str, Any]) -> Any:
+    def _fitted(self, outcome: Outcome, values: dict[str, Any]) -> Any:
         """The trained model. ``values``: parameters that all models have."""
 
     def _objects(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
             "run_id": work.run_id,
             "_metadata": json.dumps({"outputs": outcome.outputs, "kinds": kinds}),
         }
-        return self._fitted(outcome, work, values)
+        return self._fitted(outcome, values)
 
 
 class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]

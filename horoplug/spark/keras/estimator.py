@@ -73,7 +73,7 @@ class KerasEstimator(HorovodEstimator):
     def _training(self) -> Callable[[Work], Outcome | None]:
         return partial(worker.train, backend=keras.backend.backend())
 
-    def _fitted(self, outcome: Outcome, work: Work, values: dict[str, Any]) -> KerasModel:
+    def _fitted(self, outcome: Outcome, values: dict[str, Any]) -> KerasModel:
         custom = self.value("custom_objects")
         model = model_from_bytes(model_bytes(self.value("model")), custom, trusted=True)
         set_weights(model, outcome.state)

@@ -16,19 +16,18 @@ except ImportError as error:
         "horoplug.spark.lightning needs Lightning 2: pip install 'horoplug[lightning]'"
     ) from error
 
-from horoplug.spark.common.columns import Metadata, check_shapes
 from horoplug.spark.common.errors import EstimatorError
 from horoplug.spark.common.estimator import HorovodEstimator
 from horoplug.spark.common.params import Spec, parameters
 from horoplug.spark.common.work import Outcome, Work
 from horoplug.spark.lightning.package import package_of
 from horoplug.spark.lightning.plain import PlainModule
+from horoplug.spark.torch.estimator import ModuleEstimator
 from horoplug.spark.torch.estimator import TorchModel as _TorchModel
 from horoplug.spark.torch.losses import Loss, Metrics
 
 
 @parameters(
-    Spec("input_shapes", None, "a shape for each feature column, whose first number is -1", "list"),
     Spec("logger", None, "a logger of Lightning"),
     Spec("log_every_n_steps", 50, "batches between two records of a logger", "positive"),
     Spec("profiler", None, "a profiler of Lightning, or its name"),
@@ -41,7 +40,7 @@ from horoplug.spark.torch.losses import Loss, Metrics
     Spec("train_async_data_loader_queue_size", None, "accepted for compatibility; no effect"),
     Spec("val_async_data_loader_queue_size", None, "accepted for compatibility; no effect"),
 )
-class TorchEstimator(HorovodEstimator):
+class TorchEstimator(ModuleEstimator):
     """Trains a ``LightningModule`` of the package lightning or pytorch_lightning (version 2), whose ``training_step``
     and ``validation_step`` get a dictionary with a tensor for each column, including those of labels and weights. A
     column that is a feature and a label has the feature's shape.
@@ -92,17 +91,12 @@ class TorchEstimator(HorovodEstimator):
         used = {"model": self._module(), "callbacks": callbacks}
         return {**super()._objects(), "optimizer": None, "loss": None, "metrics": None, **used}
 
-    def _check_columns(self, metadata: Metadata) -> None:
-        super()._check_columns(metadata)
-        features = [metadata.column(name) for name in self.value("feature_cols")]
-        check_shapes(features, self.value("input_shapes"), "input_shapes")
-
     def _training(self) -> Callable[[Work], Outcome | None]:
         from horoplug.spark.lightning.remote import train
 
         return train
 
-    def _fitted(self, outcome: Outcome, work: Work, values: dict[str, Any]) -> TorchModel:
+    def _fitted(self, outcome: Outcome, values: dict[str, Any]) -> TorchModel:
         state = torch.load(io.BytesIO(outcome.state), weights_only=True)
         model = copy.deepcopy(self.value("model"))
         if package_of(model) is None:

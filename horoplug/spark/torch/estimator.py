@@ -23,11 +23,18 @@ _INPUT_SHAPES: Final = Spec(
 )
 
 
-@parameters(
-    _INPUT_SHAPES,
-    Spec("loss_constructors", None, "functions that make the losses, in place of loss"),
-)
-class TorchEstimator(HorovodEstimator):
+@parameters(_INPUT_SHAPES)
+class ModuleEstimator(HorovodEstimator):
+    """What the estimators of modules of PyTorch share."""
+
+    def _check_columns(self, metadata: Metadata) -> None:
+        super()._check_columns(metadata)
+        features = [metadata.column(name) for name in self.value("feature_cols")]
+        check_shapes(features, self.value("input_shapes"), "input_shapes")
+
+
+@parameters(Spec("loss_constructors", None, "functions that make the losses, in place of loss"))
+class TorchEstimator(ModuleEstimator):
     """Trains a ``torch.nn.Module``, which gets one tensor for each feature column, and returns one for each label
     column (a tuple or list if there are several).
 
@@ -67,17 +74,12 @@ class TorchEstimator(HorovodEstimator):
     def _objects(self) -> dict[str, Any]:
         return {**super()._objects(), "loss": self._losses(), "loss_constructors": None}
 
-    def _check_columns(self, metadata: Metadata) -> None:
-        super()._check_columns(metadata)
-        features = [metadata.column(name) for name in self.value("feature_cols")]
-        check_shapes(features, self.value("input_shapes"), "input_shapes")
-
     def _training(self) -> Callable[[Work], Outcome | None]:
         from horoplug.spark.torch.remote import train
 
         return train
 
-    def _fitted(self, outcome: Outcome, work: Work, values: dict[str, Any]) -> TorchModel:
+    def _fitted(self, outcome: Outcome, values: dict[str, Any]) -> TorchModel:
         model = copy.deepcopy(self.value("model"))
         model.load_state_dict(torch.load(io.BytesIO(outcome.state), weights_only=True))
         return TorchModel(model=model, input_shapes=self.value("input_shapes"), **values)
