@@ -98,12 +98,6 @@ class Reader {
     throw WireError("number too long");
   }
 
-  int get_int(int limit) {
-    const std::uint64_t value = get_varint();
-    if (value > static_cast<std::uint64_t>(limit)) throw WireError("number out of range");
-    return static_cast<int>(value);
-  }
-
   // Reads a count of items of at least `least` bytes each, and checks it against the remaining
   // input.
   std::size_t get_count(std::size_t least) {

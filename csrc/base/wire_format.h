@@ -32,7 +32,8 @@ struct WireFormat {
   // Error feedback: whether what encoding a tensor loses, the residual, is added to the tensor of
   // the same name when it is encoded next.
   bool keeps_error;
-  bool on_gpu;  // whether there are GPU kernels; otherwise GPU tensors are encoded in host memory
+  bool on_gpu;  // whether there are GPU kernels; otherwise GPU tensors are encoded in the CPU's
+                // memory
 
   constexpr std::size_t bytes(std::size_t elements) const {
     return (elements + block - 1) / block * block_bytes;

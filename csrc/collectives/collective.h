@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "base/operations.h"
 #include "base/task.h"
@@ -86,9 +85,9 @@ const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char
 bool may_work_in_hosts(const Comm& comm, const Call& call, const char* forced);
 
 // Each algorithm is defined in the file of its name, without the name of the folder: gpu_nccl() in
-// gpu/nccl.cc. The exceptions: host_mpi() is in mpi/collectives.cc, allreduce_lines() in
+// gpu/nccl.cc. The exceptions: cpu_mpi() is in mpi/collectives.cc, allreduce_lines() in
 // shm/allreduce_flag_lines.cc, gpu_adasum_*() in adasum/gpu.cc, and *_chain() beside *_tree().
-Task host_mpi(Comm& comm, Call& call);  // every operation, by MPI's own collectives
+Task cpu_mpi(Comm& comm, Call& call);  // every operation, by MPI's own collectives
 Task allreduce_lines(Comm& comm, Call& call);
 Task allreduce_direct(Comm& comm, Call& call);
 Task allreduce_ring(Comm& comm, Call& call);
@@ -98,7 +97,6 @@ Task allreduce_doubling(Comm& comm, Call& call);
 Task allreduce_adasum_direct(Comm& comm, Call& call);
 Task allreduce_adasum_halving(Comm& comm, Call& call);
 Task allreduce_adasum_doubling(Comm& comm, Call& call);
-Task allgather_direct(Comm& comm, Call& call);
 Task allgather_ring(Comm& comm, Call& call);
 Task allgather_bruck(Comm& comm, Call& call);
 Task allgather_hierarchical(Comm& comm, Call& call);
@@ -114,7 +112,7 @@ Task reducescatter_hierarchical(Comm& comm, Call& call);
 Task reduce_direct(Comm& comm, Call& call);
 Task reduce_tree(Comm& comm, Call& call);
 Task reduce_chain(Comm& comm, Call& call);
-Task gather_direct(Comm& comm, Call& call);
+Task gather_direct(Comm& comm, Call& call);  // and allgather
 Task gather_linear(Comm& comm, Call& call);
 Task scatter_direct(Comm& comm, Call& call);
 Task scatter_linear(Comm& comm, Call& call);
@@ -127,7 +125,7 @@ Task gpu_nccl(Comm& comm, Call& call);          // every operation except Adasum
 Task gpu_ipc(Comm& comm, Call& call);           // likewise
 Task gpu_mpi(Comm& comm, Call& call);           // likewise
 Task gpu_hierarchical(Comm& comm, Call& call);  // allreduce over several hosts
-Task gpu_staged(Comm& comm, Call& call);        // every operation, through the host's memory
+Task gpu_staged(Comm& comm, Call& call);        // every operation, through the CPU's memory
 Task gpu_adasum_nccl(Comm& comm, Call& call);
 Task gpu_adasum_ipc(Comm& comm, Call& call);
 

@@ -1,5 +1,7 @@
 #include "collectives/comm.h"
 
+#include "base/cache_line.h"
+
 namespace horoplug {
 
 Comm::Comm(int rank, std::vector<std::vector<Link*>> lanes, HostMemory* host_memory,
@@ -105,15 +107,14 @@ void Comm::send(int rank, const void* data, std::size_t bytes) {
 }
 
 std::byte* Comm::scratch(Scratch purpose, std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
   auto& [memory, size] = scratch_[static_cast<std::size_t>(purpose)];
-  if (!memory || size < bytes + kLine) {
-    size = bytes + kLine;
+  if (!memory || size < bytes + kCacheLine) {
+    size = bytes + kCacheLine;
     memory.reset();
     memory = std::make_unique_for_overwrite<std::byte[]>(size);
   }
   const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
-  return memory.get() + (kLine - address % kLine) % kLine;
+  return memory.get() + (kCacheLine - address % kCacheLine) % kCacheLine;
 }
 
 void Comm::everyone_else(std::vector<int>& ranks) const {

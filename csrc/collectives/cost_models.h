@@ -51,12 +51,12 @@ double cost_nccl(const Comm& comm, double bytes);
 double cost_ipc(const Comm& comm, double bytes);
 double cost_adasum_nccl(const Comm& comm, double bytes);
 double cost_adasum_ipc(const Comm& comm, double bytes);
-// To the host, through the ranks' host algorithms, and back.
+// To the CPU, through the algorithms for CPU tensors, and back.
 double cost_staged(const Comm& comm, double bytes);
-// Not measured. Between the costs of NCCL and staging, because MPI may or may not go through host
-// memory.
+// Not measured. Between the costs of NCCL and staging, because MPI may or may not go through the
+// CPU's memory.
 double cost_gpu_mpi(const Comm& comm, double bytes);
-// Slices to the host and back, and twice among the GPUs.
+// Slices to the CPU and back, and twice among the GPUs.
 double cost_gpu_hierarchical(const Comm& comm, double bytes);
 
 }  // namespace horoplug::cost_models

@@ -28,7 +28,7 @@ struct Costs {
   // Between GPUs of one host, by kernels that read other GPUs' memory. These are estimates, not
   // measurements, that prefer NCCL wherever it can be used.
   LinkCosts ipc{20.0, 1.0 / 40000.0};
-  // Between a GPU and the host's memory.
+  // Between a GPU and the CPU's memory.
   LinkCosts bus{10.0, 1.0 / 20000.0};
   // One further concurrent message: mainly the wake-up for it.
   double message = 15.0;

@@ -1,10 +1,7 @@
 #include "collectives/layout.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-
-#include "device/cpu/kernels.h"
 
 namespace horoplug {
 namespace {

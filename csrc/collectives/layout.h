@@ -70,7 +70,8 @@ class Layout {
   std::size_t tensors() const { return placed_.size(); }
   Part tensor(std::size_t index) const { return {placed_[index].begin, placed_[index].bytes}; }
 
-  // One tensor, for callers that move it without pack() and unpack(), which require host memory.
+  // One tensor, for callers that move it without pack() and unpack(), which require the CPU's
+  // memory.
   struct Tensor {
     const std::byte* input;  // nullptr: absent, every element is `identity`, its first bytes
     std::byte* output;       // nullptr: absent

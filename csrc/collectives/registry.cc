@@ -16,7 +16,7 @@ using namespace requirements;
 
 // The fields of Algorithm, in their order.
 constexpr bool kDefersWrites = true;
-constexpr auto kOnHost = std::to_array<Algorithm>({
+constexpr auto kOnCpu = std::to_array<Algorithm>({
     {OpKind::kAllreduce, "lines", "shm", fits_into_lines, cost_lines, allreduce_lines,
      kDefersWrites},
     {OpKind::kAllreduce, "direct", "shm", elementwise_on_one_host, cost_direct, allreduce_direct,
@@ -28,47 +28,46 @@ constexpr auto kOnHost = std::to_array<Algorithm>({
      kDefersWrites},
     {OpKind::kAllreduce, "hierarchical", "mixed", on_many_hosts, cost_hierarchical,
      allreduce_hierarchical, kDefersWrites},
-    {OpKind::kAllreduce, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kAllreduce>, host_mpi},
+    {OpKind::kAllreduce, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kAllreduce>, cpu_mpi},
     {OpKind::kAllreduce, "adasum_direct", "shm", adasum_on_one_host, cost_direct,
      allreduce_adasum_direct, kDefersWrites},
     {OpKind::kAllreduce, "adasum_halving", "stream", adasum, cost_halving,
      allreduce_adasum_halving},
     {OpKind::kAllreduce, "adasum_doubling", "stream", adasum, cost_doubling,
      allreduce_adasum_doubling},
-    {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, allgather_direct,
-     kDefersWrites},
-    {OpKind::kAllgather, "ring", "stream", always, cost_allgather_ring, allgather_ring},
-    {OpKind::kAllgather, "bruck", "stream", always, cost_bruck, allgather_bruck, kDefersWrites},
+    {OpKind::kAllgather, "direct", "shm", on_one_host, cost_direct, gather_direct, kDefersWrites},
+    {OpKind::kAllgather, "ring", "stream", has_peers, cost_allgather_ring, allgather_ring},
+    {OpKind::kAllgather, "bruck", "stream", has_peers, cost_bruck, allgather_bruck, kDefersWrites},
     {OpKind::kAllgather, "hierarchical", "mixed", on_many_hosts, cost_allgather_hierarchical,
      allgather_hierarchical, kDefersWrites},
-    {OpKind::kAllgather, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kAllgather>, host_mpi},
+    {OpKind::kAllgather, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kAllgather>, cpu_mpi},
     {OpKind::kBroadcast, "direct", "shm", on_one_host, cost_direct, broadcast_direct},
-    {OpKind::kBroadcast, "tree", "stream", always, cost_tree, broadcast_tree},
-    {OpKind::kBroadcast, "chain", "stream", always, cost_chain, broadcast_chain},
-    {OpKind::kBroadcast, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kBroadcast>, host_mpi},
+    {OpKind::kBroadcast, "tree", "stream", has_peers, cost_tree, broadcast_tree},
+    {OpKind::kBroadcast, "chain", "stream", has_peers, cost_chain, broadcast_chain},
+    {OpKind::kBroadcast, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kBroadcast>, cpu_mpi},
     {OpKind::kAlltoall, "direct", "shm", on_one_host, cost_direct, alltoall_direct, kDefersWrites},
-    {OpKind::kAlltoall, "pairwise", "stream", always, cost_half_ring, alltoall_pairwise},
-    {OpKind::kAlltoall, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kAlltoall>, host_mpi},
+    {OpKind::kAlltoall, "pairwise", "stream", has_peers, cost_half_ring, alltoall_pairwise},
+    {OpKind::kAlltoall, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kAlltoall>, cpu_mpi},
     {OpKind::kReducescatter, "direct", "shm", on_one_host, cost_direct, reducescatter_direct,
      kDefersWrites},
-    {OpKind::kReducescatter, "ring", "stream", always, cost_half_ring, reducescatter_ring,
+    {OpKind::kReducescatter, "ring", "stream", has_peers, cost_half_ring, reducescatter_ring,
      kDefersWrites},
-    {OpKind::kReducescatter, "halving", "stream", always, cost_reducescatter_halving,
+    {OpKind::kReducescatter, "halving", "stream", has_peers, cost_reducescatter_halving,
      reducescatter_halving, kDefersWrites},
     {OpKind::kReducescatter, "hierarchical", "mixed", on_many_hosts,
      cost_reducescatter_hierarchical, reducescatter_hierarchical, kDefersWrites},
-    {OpKind::kReducescatter, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kReducescatter>, host_mpi},
+    {OpKind::kReducescatter, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kReducescatter>, cpu_mpi},
     {OpKind::kBarrier, "direct", "shm", on_one_host, cost_direct, barrier_direct, kDefersWrites},
-    {OpKind::kBarrier, "dissemination", "stream", always, cost_doubling, barrier_dissemination,
+    {OpKind::kBarrier, "dissemination", "stream", has_peers, cost_doubling, barrier_dissemination,
      kDefersWrites},
-    {OpKind::kBarrier, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kBarrier>, host_mpi},
+    {OpKind::kBarrier, "mpi", "mpi", by_mpi, cost_mpi<OpKind::kBarrier>, cpu_mpi},
     {OpKind::kReduce, "direct", "shm", on_one_host, cost_direct, reduce_direct, kDefersWrites},
-    {OpKind::kReduce, "tree", "stream", always, cost_tree, reduce_tree},
-    {OpKind::kReduce, "chain", "stream", always, cost_chain, reduce_chain},
+    {OpKind::kReduce, "tree", "stream", has_peers, cost_tree, reduce_tree},
+    {OpKind::kReduce, "chain", "stream", has_peers, cost_chain, reduce_chain},
     {OpKind::kGather, "direct", "shm", on_one_host, cost_direct, gather_direct},
-    {OpKind::kGather, "linear", "stream", always, cost_linear, gather_linear},
+    {OpKind::kGather, "linear", "stream", has_peers, cost_linear, gather_linear},
     {OpKind::kScatter, "direct", "shm", on_one_host, cost_direct, scatter_direct},
-    {OpKind::kScatter, "linear", "stream", always, cost_linear, scatter_linear},
+    {OpKind::kScatter, "linear", "stream", has_peers, cost_linear, scatter_linear},
 });
 
 // Rows that every operation has in the same form: without a kind.
@@ -76,54 +75,24 @@ constexpr OpKind kCollectives[] = {OpKind::kAllreduce, OpKind::kAllgather,     O
                                    OpKind::kAlltoall,  OpKind::kReducescatter, OpKind::kBarrier,
                                    OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter};
 constexpr Algorithm kAlone[] = {
-    {.name = "copy",
-     .medium = "self",
-     .can = alone,
-     .cost = free_of_charge,
-     .run = local_copy,
-     .defers_writes = true},
-};
+    {{}, "copy", "self", alone, free_of_charge, local_copy, kDefersWrites}};
 constexpr OpKind kGpuCollectives[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast,
                                       OpKind::kAlltoall, OpKind::kReducescatter};
 constexpr OpKind kRootedCollectives[] = {OpKind::kReduce, OpKind::kGather, OpKind::kScatter};
 constexpr Algorithm kGpuWays[] = {
-    {.name = "nccl", .medium = "gpu", .can = by_nccl, .cost = cost_nccl, .run = gpu_nccl},
-    {.name = "staged",
-     .medium = "gpu",
-     .can = through_host,
-     .cost = cost_staged,
-     .run = gpu_staged},
-    {.name = "copy",
-     .medium = "gpu",
-     .can = alone_on_gpu,
-     .cost = free_of_charge,
-     .run = gpu_copy,
-     .defers_writes = true},
+    {{}, "nccl", "gpu", by_nccl, cost_nccl, gpu_nccl},
+    {{}, "staged", "gpu", through_cpu, cost_staged, gpu_staged},
+    {{}, "copy", "gpu", alone_on_gpu, free_of_charge, gpu_copy, kDefersWrites},
 };
 // Rows of collectives without a root.
 constexpr Algorithm kGpuOtherWays[] = {
-    {.name = "ipc", .medium = "gpu", .can = by_ipc, .cost = cost_ipc, .run = gpu_ipc},
-    {.name = "mpi", .medium = "gpu", .can = on_gpu_by_mpi, .cost = cost_gpu_mpi, .run = gpu_mpi},
+    {{}, "ipc", "gpu", by_ipc, cost_ipc, gpu_ipc},
+    {{}, "mpi", "gpu", on_gpu_by_mpi, cost_gpu_mpi, gpu_mpi},
 };
 constexpr auto kGpuAllreduces = std::to_array<Algorithm>({
-    {.kind = OpKind::kAllreduce,
-     .name = "nccl",
-     .medium = "gpu",
-     .can = adasum_by_nccl,
-     .cost = cost_adasum_nccl,
-     .run = gpu_adasum_nccl},
-    {.kind = OpKind::kAllreduce,
-     .name = "ipc",
-     .medium = "gpu",
-     .can = adasum_by_ipc,
-     .cost = cost_adasum_ipc,
-     .run = gpu_adasum_ipc},
-    {.kind = OpKind::kAllreduce,
-     .name = "hierarchical",
-     .medium = "gpu",
-     .can = by_hosts,
-     .cost = cost_gpu_hierarchical,
-     .run = gpu_hierarchical},
+    {OpKind::kAllreduce, "nccl", "gpu", adasum_by_nccl, cost_adasum_nccl, gpu_adasum_nccl},
+    {OpKind::kAllreduce, "ipc", "gpu", adasum_by_ipc, cost_adasum_ipc, gpu_adasum_ipc},
+    {OpKind::kAllreduce, "hierarchical", "gpu", by_hosts, cost_gpu_hierarchical, gpu_hierarchical},
 });
 
 // Each medium, for each kind.
@@ -155,7 +124,7 @@ constexpr auto on_gpu(std::array<Algorithm, kCount> rows) {
 }
 
 constexpr auto kAlgorithms =
-    joined(kOnHost, for_each_kind(kCollectives, kAlone),
+    joined(kOnCpu, for_each_kind(kCollectives, kAlone),
            on_gpu(joined(for_each_kind(kGpuCollectives, kGpuWays),
                          for_each_kind(kGpuCollectives, kGpuOtherWays),
                          for_each_kind(kRootedCollectives, kGpuWays), kGpuAllreduces)));

@@ -26,7 +26,7 @@ bool on_one_host(const Comm& comm, const Call&) {
   return comm.size() > 1 && comm.host_memory() != nullptr;
 }
 
-bool always(const Comm& comm, const Call&) { return comm.size() > 1; }
+bool has_peers(const Comm& comm, const Call&) { return comm.size() > 1; }
 
 bool elementwise_on_one_host(const Comm& comm, const Call& call) {
   return on_one_host(comm, call) && !is_adasum(call);
@@ -37,7 +37,7 @@ bool fits_into_lines(const Comm& comm, const Call& call) {
 }
 
 bool elementwise(const Comm& comm, const Call& call) {
-  return always(comm, call) && !is_adasum(call);
+  return has_peers(comm, call) && !is_adasum(call);
 }
 
 bool by_partial_sums(const Comm& comm, const Call& call) {
@@ -45,7 +45,7 @@ bool by_partial_sums(const Comm& comm, const Call& call) {
 }
 
 bool adasum(const Comm& comm, const Call& call) {
-  return always(comm, call) && is_adasum(call) &&
+  return has_peers(comm, call) && is_adasum(call) &&
          std::has_single_bit(static_cast<unsigned>(comm.size()));
 }
 
@@ -62,7 +62,7 @@ bool on_even_hosts(const Comm& comm, const Call& call) {
 }
 
 bool by_mpi(const Comm& comm, const Call& call) {
-  if (!always(comm, call) || comm.mpi() == nullptr || !comm.mpi()->has(call.kind)) return false;
+  if (!has_peers(comm, call) || comm.mpi() == nullptr || !comm.mpi()->has(call.kind)) return false;
   if (reduces(call.kind)) {
     if (!has_partial_sums(call)) return false;
     // MPI does not define a minimum with NaNs.
@@ -93,8 +93,8 @@ bool by_ipc(const Comm& comm, const Call& call) {
   return comm.gpu() != nullptr && comm.gpu()->ipc() != nullptr && !is_adasum(call) && on_gpus(call);
 }
 
-bool through_host(const Comm& comm, const Call& call) {
-  return always(comm, call) || !on_gpus(call);
+bool through_cpu(const Comm& comm, const Call& call) {
+  return has_peers(comm, call) || !on_gpus(call);
 }
 
 bool alone_on_gpu(const Comm& comm, const Call& call) { return alone(comm, call) && on_gpus(call); }

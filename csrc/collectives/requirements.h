@@ -8,7 +8,7 @@ namespace horoplug::requirements {
 
 bool alone(const Comm& comm, const Call&);
 bool on_one_host(const Comm& comm, const Call&);
-bool always(const Comm& comm, const Call&);
+bool has_peers(const Comm& comm, const Call&);
 // An allreduce reduces either element by element or by Adasum.
 bool elementwise_on_one_host(const Comm& comm, const Call& call);
 bool fits_into_lines(const Comm& comm, const Call& call);
@@ -27,8 +27,8 @@ bool by_nccl(const Comm& comm, const Call& call);
 bool by_ipc(const Comm& comm, const Call& call);
 bool adasum_by_nccl(const Comm& comm, const Call& call);
 bool adasum_by_ipc(const Comm& comm, const Call& call);
-// Through the host's memory, also if GPUs do not have the wire format.
-bool through_host(const Comm& comm, const Call& call);
+// Through the CPU's memory, also if GPUs do not have the wire format.
+bool through_cpu(const Comm& comm, const Call& call);
 bool alone_on_gpu(const Comm& comm, const Call& call);
 // As on the host, if MPI accepts the memory of all ranks' GPUs.
 bool on_gpu_by_mpi(const Comm& comm, const Call& call);

@@ -36,7 +36,7 @@ void Negotiator::join() {
 void Negotiator::close(int rank) {
   if (closed()) return;
   if (!is_root()) {
-    node_.send_to_parent(encode_leave(set_, rank));
+    node_.send_to_parent(encode(set_, Leave{rank}));
     return;
   }
   coordinator_.add_end(rank);
@@ -71,24 +71,24 @@ void Negotiator::batch_done(std::uint32_t plan, double now) {
 bool Negotiator::receive(int from, MessageKind kind, Reader& reader) {
   switch (kind) {
     case MessageKind::kReady:
-      receive(from, decode_ready(reader));
+      receive(from, decode<Ready>(reader));
       return true;
     case MessageKind::kDecisions:
-      receive(from, decode_decisions(reader));
+      receive(from, decode<Decisions>(reader));
       return true;
     case MessageKind::kLeave:
-      receive_leave(from, decode_leave(reader));
+      receive(from, decode<Leave>(reader));
       return true;
     case MessageKind::kJoin:
-      receive_join(from, decode_join(reader));
+      receive(from, decode<Joined>(reader));
       return true;
     case MessageKind::kDependencyLabels:
-      receive(from, decode_dependency_labels(reader));
+      receive(from, decode<DependencyLabels>(reader));
       return true;
     case MessageKind::kBreak:
     case MessageKind::kHalt:
     case MessageKind::kHalted:
-      receive(from, kind, decode_plan_notice(reader));
+      receive(from, kind, decode<PlanNotice>(reader));
       return true;
     default:
       return false;
@@ -120,12 +120,12 @@ void Negotiator::receive(int from, const Decisions& decisions) {
   for (const DecisionItem& item : decisions.items) apply(item);
 }
 
-void Negotiator::receive_leave(int from, int rank) {
+void Negotiator::receive(int from, const Leave& leave) {
   node_.child_index(from);
-  close(rank);
+  close(leave.rank);
 }
 
-void Negotiator::receive_join(int from, const Joined& joined) {
+void Negotiator::receive(int from, const Joined& joined) {
   const auto& below = position().subtrees[node_.child_index(from)];
   if (joined.agreement > agreement_) throw WireError("message of a future agreement");
   if (joined.agreement < agreement_ || closed()) return;
@@ -170,7 +170,7 @@ void Negotiator::note_join(int rank) {
   // Report readiness before the join: after the join the parent expects nothing more from this
   // rank.
   flush();
-  node_.send_to_parent(encode_join(set_, agreement_, rank));
+  node_.send_to_parent(encode(set_, Joined{agreement_, rank}));
 }
 
 void Negotiator::answer_dependency_query() {

@@ -97,8 +97,8 @@ class Negotiator {
   bool receive(int from, MessageKind kind, Reader& reader);
   void receive(int from, const Ready& ready);
   void receive(int from, const Decisions& decisions);
-  void receive_leave(int from, int rank);
-  void receive_join(int from, const Joined& joined);
+  void receive(int from, const Leave& leave);
+  void receive(int from, const Joined& joined);
   void receive(int from, const DependencyLabels& labels);
   // kBreak, kHalt, kHalted.
   void receive(int from, MessageKind kind, const PlanNotice& notice);

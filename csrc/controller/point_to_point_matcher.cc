@@ -99,7 +99,7 @@ void PointToPointMatcher::match(int from, Offer offer, const Posting& posting) {
       erase(sends_.find(offer.send));
     } else {
       outgoing_.push_back({from, encode(MessageKind::kReject, posting.set,
-                                        {offer.send, status.code, status.message})});
+                                        Refusal{offer.send, status.code, status.message})});
     }
     return;
   }
@@ -251,7 +251,7 @@ void PointToPointMatcher::fail_unmatched(const Matches& matches, const Status& s
       take_back(rank_, number);
     } else if (!has_departed(posting.peer)) {
       outgoing_.push_back({posting.peer, encode(MessageKind::kCancel, posting.set,
-                                                {number, status.code, status.message})});
+                                                Refusal{number, status.code, status.message})});
     }
     entry = erase(entry);
   }

@@ -22,7 +22,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <string>
 #include <tuple>
 #include <vector>
 

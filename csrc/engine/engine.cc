@@ -237,14 +237,6 @@ Status Engine::perform(const OperationPtr& operation, Seconds timeout) {
   return wait.status();
 }
 
-void Engine::make_stream_wait(hp_handle handle, CUstream stream) {
-  RankGpu::make_stream_wait(*handles_.done(handle), stream);
-}
-
-void Engine::copy_result(hp_handle handle, int index, void* to, CUstream stream) {
-  RankGpu::copy_result(*handles_.done(handle), index, to, stream);
-}
-
 void Engine::add_connection(int rank, std::vector<std::unique_ptr<Stream>> lanes) {
   check_peer(rank);
   on_demand_.add(rank, std::move(lanes));

@@ -87,10 +87,6 @@ class Engine {
   HandleTable& handles() { return handles_; }
   // This rank's GPU; see RankGpu::device().
   std::shared_ptr<cuda::Device> device(int ordinal) { return gpu_.device(ordinal); }
-  // See hp_stream_wait.
-  void make_stream_wait(hp_handle handle, CUstream stream);
-  // See hp_stream_copy.
-  void copy_result(hp_handle handle, int index, void* to, CUstream stream);
   // HP_OK, HP_IN_PROGRESS if the timeout has passed first, or how the operation failed. Runs the
   // progress loop meanwhile, unless another thread does.
   Status wait(hp_handle handle, Seconds timeout);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
-#include <utility>
 
 #include "base/time.h"
 #include "engine/job_tree.h"
@@ -101,11 +99,12 @@ void Handshake::receive_introduced(int from) {
 void Handshake::advance() {
   if (missing_ > 0 || !children_.empty() || std::exchange(subtree_introduced_, true)) return;
   if (tree_.is_root()) return start();
-  mesh_.send_control(tree_.parent, encode_introduced());
+  mesh_.send_control(tree_.parent, encode(MessageKind::kIntroduced));
 }
 
 void Handshake::start() {
-  for (const int child : tree_.children) mesh_.send_control(child, encode_introduced());
+  for (const int child : tree_.children)
+    mesh_.send_control(child, encode(MessageKind::kIntroduced));
   finish();
 }
 

@@ -16,7 +16,7 @@ void MessageDispatcher::receive(int from, Bytes message) {
   Reader reader(message);
   const MessageHead head = read_head(reader);
   if (head.kind == MessageKind::kHello) {
-    handshake_.receive(from, decode_hello(reader));
+    handshake_.receive(from, decode<Hello>(reader));
   } else if (head.kind == MessageKind::kIntroduced) {
     reader.expect_end();
     handshake_.receive_introduced(from);
@@ -74,6 +74,12 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kIntroduced:
       throw WireError("it introduced itself twice");
     case MessageKind::kReady:
+      if (ProcessSet* const set = set_of(head.set, from, message)) {
+        const auto ready = decode<Ready>(reader);
+        set->receive(from, ready);
+        tracing_.ready(*set, from, ready);
+      }
+      break;
     case MessageKind::kDecisions:
     case MessageKind::kLeave:
     case MessageKind::kJoin:
@@ -83,28 +89,27 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
     case MessageKind::kHalted:
       if (ProcessSet* const set = set_of(head.set, from, message)) {
         set->receive(from, head.kind, reader);
-        if (head.kind == MessageKind::kReady) tracing_.ready(*set, from, message);
       }
       break;
     case MessageKind::kFail: {
       ProcessSet* const set = registry_.find(head.set);
-      const Abort failure = decode_abort(reader);
+      const Abort failure = decode<Abort>(reader);
       if (set == nullptr) break;  // it was removed meanwhile
       if (!set->negotiator().is_root()) throw WireError("this rank is not the set's root");
       set->fail_all({failure.code, failure.text});
       break;
     }
     case MessageKind::kInspectionRequest:
-      stalls_.receive(decode_inspection_request(reader));
+      stalls_.receive(decode<InspectionRequest>(reader));
       break;
     case MessageKind::kInspection:
-      stalls_.receive(from, decode_inspection(reader));
+      stalls_.receive(from, decode<InspectionQuestion>(reader));
       break;
     case MessageKind::kReport:
-      stalls_.receive(from, decode_report(reader));
+      stalls_.receive(from, decode<Report>(reader));
       break;
     case MessageKind::kCallOff:
-      stalls_.receive(decode_call_off(reader));
+      stalls_.receive(decode<CallOff>(reader));
       break;
     case MessageKind::kWakeUp:
       reader.expect_end();
@@ -112,7 +117,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       break;
     case MessageKind::kPing:
       reader.expect_end();
-      mesh_.send_control(from, encode_pong());
+      mesh_.send_control(from, encode(MessageKind::kPong));
       break;
     case MessageKind::kPong:
       reader.expect_end();
@@ -127,7 +132,7 @@ void MessageDispatcher::dispatch(int from, std::span<const std::byte> message) {
       point_to_point_.receive(from, head, reader);
       break;
     case MessageKind::kAbort: {
-      const Abort abort = decode_abort(reader);
+      const Abort abort = decode<Abort>(reader);
       throw Error(abort.code, abort.text);
     }
     case MessageKind::kBye:

@@ -4,12 +4,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "base/by_rank.h"
 #include "base/log.h"
-#include "base/time.h"
 #include "collectives/costs.h"
 #include "controller/plans/tuner.h"
 #include "device/cuda/driver/toolkit.h"

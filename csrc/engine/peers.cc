@@ -3,7 +3,6 @@
 #include <string>
 
 #include "base/status.h"
-#include "base/time.h"
 #include "controller/messages/messages.h"
 
 namespace horoplug {
@@ -52,7 +51,7 @@ void Peers::receive_bye(int from) {
 
 void Peers::say_bye() {
   said_bye_ = true;
-  mesh_.send_control_to_connected(encode_bye());
+  mesh_.send_control_to_connected(encode(MessageKind::kBye));
   mesh_.close_writes();
 }
 

@@ -30,7 +30,7 @@ std::size_t bytes_of(const Operation& operation) {
 
 CUdeviceptr device_address(const std::byte* memory) { return std::bit_cast<CUdeviceptr>(memory); }
 
-// Waits until the GPU has nothing to do: allocating the host's memory for it may block until then.
+// Waits until the GPU has nothing to do: allocating the CPU's memory for it may block until then.
 class DeviceIdle final : public Waitable {
  public:
   explicit DeviceIdle(cuda::Device& device) : device_(device) {}
@@ -46,11 +46,11 @@ void wait_for_framework(const Operation& operation, const cuda::Stream& stream) 
   if (operation.gpu.ready) stream.wait_for(operation.gpu.ready->handle());
 }
 
-// In windows, each of which is in the host's memory at a time.
+// In windows, each of which is in the CPU's memory at a time.
 Task send_from_gpu(Comm& comm, const Operation& operation, cuda::Workspace& workspace,
                    bool is_first) {
   if (is_first) co_await DeviceIdle(workspace.device());
-  std::byte* const host = workspace.on_host(Purpose::kInput, kStreamWindowBytes);
+  std::byte* const host = workspace.pinned(Purpose::kInput, kStreamWindowBytes);
   wait_for_framework(operation, workspace.stream());
   const CUdeviceptr from = device_address(operation.tensors.front().input);
   const std::size_t bytes = bytes_of(operation);
@@ -65,7 +65,7 @@ Task send_from_gpu(Comm& comm, const Operation& operation, cuda::Workspace& work
 Task receive_on_gpu(Comm& comm, const Operation& operation, cuda::Workspace& workspace,
                     bool is_first) {
   if (is_first) co_await DeviceIdle(workspace.device());
-  std::byte* const host = workspace.on_host(Purpose::kOutput, kStreamWindowBytes);
+  std::byte* const host = workspace.pinned(Purpose::kOutput, kStreamWindowBytes);
   wait_for_framework(operation, workspace.back());
   const CUdeviceptr to = device_address(operation.tensors.front().output);
   const std::size_t bytes = bytes_of(operation);
@@ -81,7 +81,7 @@ Task receive_on_gpu(Comm& comm, const Operation& operation, cuda::Workspace& wor
 Task deliver_to_gpu(std::span<const std::byte> data, const Operation& operation,
                     cuda::Workspace& workspace, bool is_first) {
   if (is_first) co_await DeviceIdle(workspace.device());
-  std::byte* const host = workspace.on_host(Purpose::kOutput, kStreamWindowBytes);
+  std::byte* const host = workspace.pinned(Purpose::kOutput, kStreamWindowBytes);
   wait_for_framework(operation, workspace.back());
   if (!data.empty()) {
     std::memcpy(host, data.data(), data.size());
@@ -90,7 +90,7 @@ Task deliver_to_gpu(std::span<const std::byte> data, const Operation& operation,
   co_await Passed(workspace.mark_back());
 }
 
-// The same for a tensor in host memory.
+// The same for a tensor in the CPU's memory.
 Task deliver(std::span<const std::byte> data, const Operation& operation) {
   if (!data.empty()) std::memcpy(operation.tensors.front().output, data.data(), data.size());
   co_return;
@@ -169,9 +169,9 @@ void PointToPoint::submit(const OperationPtr& operation) {
 void PointToPoint::receive(int from, const MessageHead& head, Reader& reader) {
   switch (head.kind) {
     case MessageKind::kOffer:
-      return matcher_.receive_offer(from, head.set, decode_offer(reader));
+      return matcher_.receive_offer(from, head.set, decode<Offer>(reader));
     case MessageKind::kAccept: {
-      Accept accept = decode_accept(reader);
+      Accept accept = decode<Accept>(reader);
       const bool known = std::all_of(accept.slots.begin(), accept.slots.end(),
                                      [](auto slot) { return slot < TransferSlots::kSlots; });
       if (!known || (!accept.slots.empty() && !shares_memory_with(from))) {
@@ -180,14 +180,14 @@ void PointToPoint::receive(int from, const MessageHead& head, Reader& reader) {
       return matcher_.receive_accept(from, std::move(accept));
     }
     case MessageKind::kReject:
-      return matcher_.receive_reject(from, decode_refusal(reader));
+      return matcher_.receive_reject(from, decode<Refusal>(reader));
     default:
-      return matcher_.receive_cancel(from, head.set, decode_refusal(reader));
+      return matcher_.receive_cancel(from, head.set, decode<Refusal>(reader));
   }
 }
 
 void PointToPoint::refuse(int from, std::uint32_t set, Reader& reader, const Status& status) {
-  const Offer offer = decode_offer(reader);
+  const Offer offer = decode<Offer>(reader);
   mesh_.send_control(
       from, encode(MessageKind::kReject, set, Refusal{offer.send, status.code, status.message}));
 }
@@ -352,8 +352,8 @@ bool PointToPoint::advance(bool gpu_may_run) {
   return send_messages() || busy;
 }
 
-// Transfers on GPUs share one buffer of host memory for each direction, so that one runs at a time.
-// Frames that arrive for the others are kept: no peer waits.
+// Transfers on GPUs share one buffer of the CPU's memory for each direction, so that one runs at a
+// time. Frames that arrive for the others are kept: no peer waits.
 bool PointToPoint::may_begin(const Transfer& transfer) const {
   if (!transfer.on_gpu()) return true;
   return std::none_of(transfers_.begin(), transfers_.end(), [&](const Transfer& other) {

@@ -2,7 +2,7 @@
 //
 // A tensor takes one of the paths of collectives/point_to_point.h: in the offer, through slots in
 // shared memory, or over the links that collectives use between two ranks, on a channel of its own.
-// Tensors on a GPU go through the host's memory.
+// Tensors on a GPU go through the CPU's memory.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "base/running_clock.h"

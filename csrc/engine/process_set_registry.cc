@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "base/time.h"
 #include "collectives/gpu/gpu_group.h"
@@ -173,7 +172,7 @@ void ProcessSetRegistry::release(std::uint32_t number, RunningTime now) {
 void ProcessSetRegistry::submit_release(std::uint32_t number, RunningTime now) {
   ProcessSet& all = global();
   if (all.negotiator().joined()) return;
-  const OperationPtr release = make_administrative(OpKind::kRemoveSet, all.members(), {number, 1});
+  const OperationPtr release = make_administrative(OpKind::kReleaseSet, all.members(), {number});
   release->name = "release process set " + std::to_string(number);
   release->submitted_at = steady_now();
   if (all.accept(release, now).ok()) releases_[number] = release;

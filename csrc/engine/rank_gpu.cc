@@ -78,9 +78,9 @@ bool RankGpu::waits_for_framework() const {
   return std::ranges::any_of(registry_.gpus(), &GpuGroup::has_not_begun);
 }
 
-// CUDA's driver may block the host until the GPU has done its work (when it loads a kernel, for
-// example), and that work waits for other ranks. So the messages that they need must have left
-// before. (What an algorithm sends has left when it ends.)
+// CUDA's driver may block the calling thread until the GPU has done its work (when it loads a
+// kernel, for example), and that work waits for other ranks. So the messages that they need must
+// have left before. (What an algorithm sends has left when it ends.)
 //
 // Batches of the global set that were decided before other sets existed take no turns; they run
 // first.

@@ -8,7 +8,6 @@
 #include "base/time.h"
 #include "base/wire.h"
 #include "controller/messages/messages.h"
-#include "engine/operations/submission.h"
 
 namespace horoplug {
 
@@ -121,7 +120,7 @@ void Scheduler::close_other_sets(int leaver) {
 // Operations on process sets and shared buffers are done at once.
 void Scheduler::administer(const OperationPtr& operation, RunningTime now) {
   const Shape& arguments = operation->signature.shapes.front();
-  if (operation->signature.op == OpKind::kRemoveSet && arguments.size() > 1) {
+  if (operation->signature.op == OpKind::kReleaseSet) {
     parts_.registry.finish_release(static_cast<std::uint32_t>(arguments.front()));
     return parts_.completion.end(operation, {});
   }
@@ -200,7 +199,7 @@ void Scheduler::finish(ProcessSet& set, const Batch& batch) {
 
 bool Scheduler::transfer() {
   PointToPoint& point_to_point = parts_.point_to_point;
-  // As with batches: what peers have to hear has left before CUDA may block the host.
+  // As with batches: what peers have to hear has left before CUDA may block the calling thread.
   const bool gpu_may_run = !point_to_point.on_gpu() || parts_.mesh.control_has_left();
   bool busy = false;
   try {

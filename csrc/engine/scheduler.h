@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "engine/completion.h"
 #include "engine/counters.h"

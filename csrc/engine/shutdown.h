@@ -2,8 +2,6 @@
 // thread that runs the loop.
 #pragma once
 
-#include <vector>
-
 #include "engine/completion.h"
 #include "engine/counters.h"
 #include "engine/lifecycle.h"

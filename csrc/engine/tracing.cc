@@ -117,7 +117,7 @@ void Tracing::write_submitted(const Operation& operation) {
   undecided_.insert(&operation);
 }
 
-void Tracing::write_ready(const ProcessSet& set, int child, std::span<const std::byte> message) {
+void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) {
   const TreePosition& position = set.negotiator().position();
   const auto found = std::find(position.children.begin(), position.children.end(), child);
   if (!set.negotiator().is_root() || found == position.children.end()) return;
@@ -129,9 +129,6 @@ void Tracing::write_ready(const ProcessSet& set, int child, std::span<const std:
     event.text = {"ready", who};
     timeline_->add(std::move(event));
   };
-  Reader reader(message);
-  read_head(reader);
-  const Ready ready = decode_ready(reader);
   for (const std::uint32_t id : ready.ids) {
     if (const std::string* name = set.negotiator().name_of(id)) write(*name);
   }

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -45,8 +44,8 @@ class Tracing {
     if (on()) write_submitted(operation);
   }
   // A child of the root is ready, with all ranks of its subtree, as its message says.
-  void ready(const ProcessSet& set, int child, std::span<const std::byte> message) {
-    if (on()) write_ready(set, child, message);
+  void ready(const ProcessSet& set, int child, const Ready& ready) {
+    if (on()) write_ready(set, child, ready);
   }
   // A batch was decided; it carries its trace from here on.
   void decided(const ProcessSet& set, Batch& batch) {
@@ -67,7 +66,7 @@ class Tracing {
 
   void write_cycle(const ProcessSet& set);
   void write_submitted(const Operation& operation);
-  void write_ready(const ProcessSet& set, int child, std::span<const std::byte> message);
+  void write_ready(const ProcessSet& set, int child, const Ready& ready);
   void attach(const ProcessSet& set, Batch& batch);
   void write_end(const std::vector<OperationPtr>& operations, const Status& status);
 

@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "base/private_file.h"
-#include "base/status.h"
 
 namespace horoplug {
 namespace {

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "base/status.h"
-#include "base/time.h"
 #include "trace/json.h"
 
 namespace horoplug {

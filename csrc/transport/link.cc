@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <system_error>
-#include <utility>
 
 namespace horoplug {
 namespace {

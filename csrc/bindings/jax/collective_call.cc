@@ -8,13 +8,12 @@
 // previous one has ended.
 //
 // On a GPU, a call waits until the ranks have agreed and the operation has been enqueued in the
-// core's stream. XLA's stream then waits for that stream; the host waits for neither.
+// core's stream. XLA's stream then waits for that stream; no thread waits for either.
 #include "collective_call.h"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <iterator>
 #include <numeric>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "eager_calls.h"
 
 #include <chrono>
-#include <utility>
 
 namespace horoplug::jax {
 

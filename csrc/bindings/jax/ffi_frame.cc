@@ -1,7 +1,9 @@
 #include "ffi_frame.h"
 
 #include <algorithm>
-#include <array>
+#include <iterator>
+
+#include "../common/core_failure.h"
 
 namespace horoplug::jax {
 namespace {
@@ -9,28 +11,20 @@ namespace {
 constexpr xla::DataType kInt64 = static_cast<xla::DataType>(5);
 constexpr xla::DataType kFloat64 = static_cast<xla::DataType>(12);
 
-// hp_dtype by XLA's numbers; -1: the core has no such type.
-constexpr int kMaxType = std::max({
+// XLA's number of each hp_dtype; negative: it has no such type.
+constexpr int kNumbers[] = {
 #define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
                  dlpack, tf, xla)                                                                  \
   xla,
 #include "horoplug/dtypes.def"
-});
-constexpr auto kDataTypes = [] {
-  std::array<std::int32_t, kMaxType + 1> types{};
-  types.fill(-1);
-#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
-                 dlpack, tf, xla)                                                                  \
-  if ((xla) >= 0) types[xla] = code;
-#include "horoplug/dtypes.def"
-  return types;
-}();
+};
 
 std::int32_t data_type(xla::DataType type) {
-  const auto index = static_cast<std::size_t>(type);
-  const std::int32_t known = index < kDataTypes.size() ? kDataTypes[index] : -1;
-  if (known < 0) throw Failure(xla::kInvalidArgument, "arrays of this dtype are not supported");
-  return known;
+  const auto* const found = std::ranges::find(kNumbers, static_cast<int>(type));
+  if (type < 0 || found == std::end(kNumbers)) {
+    throw Failure(xla::kInvalidArgument, "arrays of this dtype are not supported");
+  }
+  return static_cast<std::int32_t>(found - kNumbers);
 }
 
 }  // namespace
@@ -40,24 +34,8 @@ Failure Failure::of(hp_status status, const std::string& subject) {
   if (!subject.empty() && reason.find(subject) == std::string::npos) {
     reason = subject + ": " + reason;
   }
-  xla::ErrorCode code = xla::kUnknown;
-  switch (status) {
-    case HP_INVALID_ARGUMENT:
-    case HP_DUPLICATE_NAME:
-    case HP_UNSUPPORTED:
-      return {xla::kInvalidArgument, reason, status, reason};
-    case HP_MISMATCH:
-    case HP_DEADLOCK:
-      code = xla::kFailedPrecondition;
-      break;
-    case HP_INTERNAL:
-      code = xla::kInternal;
-      break;
-    default:
-      break;
-  }
-  // horoplug/_keras/backends/jax.py recognises failures of the job by this text.
-  return {code, "a Horovod operation has failed: " + reason, status, reason};
+  const auto failure = bindings::core_failure(status, reason);
+  return {static_cast<xla::ErrorCode>(failure.code), failure.message, status, reason};
 }
 
 Tensor::Tensor(const xla::Buffer& buffer)

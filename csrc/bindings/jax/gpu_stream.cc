@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <cstddef>
-#include <string>
 
 #include "ffi_frame.h"
 

@@ -7,7 +7,6 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <cstdint>
 #include <exception>
 #include <limits>
 #include <tuple>
@@ -16,7 +15,6 @@
 #include "prepared.h"
 #include "process.h"
 #include "program_threads.h"
-#include "submission_arguments.h"
 
 namespace py = pybind11;
 

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "arguments.h"
 #include "engine_config.h"
 #include "horoplug/horoplug.h"
 #include "log_queue.h"

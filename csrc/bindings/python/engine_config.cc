@@ -2,8 +2,6 @@
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <iterator>
 #include <string_view>
 #include <type_traits>
 #include <utility>

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <iterator>
 #include <string>
 #include <tuple>

@@ -12,7 +12,7 @@ namespace horoplug::python {
 
 inline void* to_stream(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
 
-// Host memory of a result.
+// Memory of the CPU of a result.
 class Memory {
  public:
   Memory(void* data, std::int64_t bytes) : data_(data), bytes_(bytes) {}

@@ -6,10 +6,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace py = pybind11;
 

@@ -90,12 +90,6 @@ class DerivedFactory : public Factory {
   const AsyncKernelFunctions& callbacks_;
 };
 
-template <typename Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  return function != nullptr;
-}
-
 bool find_functions(void* library) {
   // clang-format off
   return

@@ -31,7 +31,7 @@ bool load_derived_kernels(void* library);
 // Whether load_derived_kernels() has succeeded.
 bool can_derive_kernels();
 
-// Registers a kernel whose arguments of the given names are in the host's memory. Requires
+// Registers a kernel whose arguments of the given names are in the CPU's memory. Requires
 // can_derive_kernels(). `functions` must exist until the process ends.
 void register_derived_kernel(const char* op, const char* device,
                              std::span<const std::string> host_arguments,

@@ -1,7 +1,6 @@
 #include "kernel.h"
 
 #include <charconv>
-#include <string_view>
 
 #include "handles.h"
 

@@ -126,7 +126,7 @@ void define() {
   status.check();
 }
 
-// The arguments that TensorFlow copies to the host's memory and back if their tensors are on
+// The arguments that TensorFlow copies to the CPU's memory and back if their tensors are on
 // another device: all of them.
 std::vector<std::string> host_arguments(const OpRow& row) {
   std::vector<std::string> names;

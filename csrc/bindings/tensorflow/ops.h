@@ -52,6 +52,15 @@ struct OpRow {
 inline constexpr TF_DataType kInt32 = 3;
 inline constexpr TF_DataType kInt64 = 9;
 
+constexpr OpRow query_row(const char* name, Query query, const char* result, unsigned takes = 0) {
+  return {.name = name,
+          .query = query,
+          .takes = takes,
+          .output = Output::kNumber,
+          .result = result,
+          .count_type = kInt32};
+}
+
 // The names of operations and outputs are Horovod's where it has the operation.
 inline constexpr std::array kOps{
     OpRow{.name = "HorovodAllreduce",
@@ -107,41 +116,14 @@ inline constexpr std::array kOps{
           .result = "last_joined_rank",
           .count_type = kInt32},
     OpRow{.name = "HorovodBarrier", .op = HP_BARRIER, .takes = kTakesSet},
-    OpRow{.name = "HorovodSize",
-          .query = Query::kSize,
-          .takes = kTakesSet,
-          .output = Output::kNumber,
-          .result = "size",
-          .count_type = kInt32},
-    OpRow{.name = "HorovodLocalSize",
-          .query = Query::kLocalSize,
-          .output = Output::kNumber,
-          .result = "local_size",
-          .count_type = kInt32},
-    OpRow{.name = "HorovodRank",
-          .query = Query::kRank,
-          .takes = kTakesSet,
-          .output = Output::kNumber,
-          .result = "rank",
-          .count_type = kInt32},
-    OpRow{.name = "HorovodLocalRank",
-          .query = Query::kLocalRank,
-          .output = Output::kNumber,
-          .result = "local_rank",
-          .count_type = kInt32},
-    OpRow{.name = "HorovodProcessSetIncluded",
-          .query = Query::kIncluded,
-          .takes = kTakesSet,
-          .output = Output::kNumber,
-          .result = "included",
-          .count_type = kInt32},
+    query_row("HorovodSize", Query::kSize, "size", kTakesSet),
+    query_row("HorovodLocalSize", Query::kLocalSize, "local_size"),
+    query_row("HorovodRank", Query::kRank, "rank", kTakesSet),
+    query_row("HorovodLocalRank", Query::kLocalRank, "local_rank"),
+    query_row("HorovodProcessSetIncluded", Query::kIncluded, "included", kTakesSet),
     // Whether asynchronous kernels can return before they have ended (see deferred_done.h). Only a
     // kernel that runs can find out.
-    OpRow{.name = "HorovodDefers",
-          .query = Query::kDefers,
-          .output = Output::kNumber,
-          .result = "answer",
-          .count_type = kInt32},
+    query_row("HorovodDefers", Query::kDefers, "answer"),
 };
 
 // Registers all operations and their kernels. Throws Failure.

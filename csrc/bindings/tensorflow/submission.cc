@@ -1,64 +1,35 @@
 #include "submission.h"
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
-#include <string>
+#include <iterator>
+
+#include "../common/core_failure.h"
 
 namespace horoplug::tensorflow {
 namespace {
 
-// hp_dtype by TensorFlow's numbers; -1: the core has no such type.
-constexpr int kMaxType = std::max({
+// TensorFlow's number of each hp_dtype; negative: it has no such type.
+constexpr int kNumbers[] = {
 #define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
                  dlpack, tf, xla)                                                                  \
   tf,
 #include "horoplug/dtypes.def"
-});
-constexpr auto kDataTypes = [] {
-  std::array<std::int32_t, kMaxType + 1> types{};
-  types.fill(-1);
-#define HP_DTYPE(code, NAME, Name, name, bytes, family, c_type, mantissa, nccl, since, mpi, numpy, \
-                 dlpack, tf, xla)                                                                  \
-  if ((tf) >= 0) types[tf] = code;
-#include "horoplug/dtypes.def"
-  return types;
-}();
-
-// The failure of a call of the core in TensorFlow's codes. As in Horovod, a broken job is an
-// UnknownError, and a mismatch between ranks is a FailedPreconditionError. Failures of all ranks
-// are recognised by their text (horoplug/tensorflow/elastic.py).
-Failure failure_of(hp_status status) {
-  Code code = kUnknown;
-  switch (status) {
-    case HP_INVALID_ARGUMENT:
-    case HP_DUPLICATE_NAME:
-    case HP_UNSUPPORTED:
-      return {kInvalidArgument, hp_last_error()};
-    case HP_MISMATCH:
-    case HP_DEADLOCK:
-      code = kFailedPrecondition;
-      break;
-    case HP_INTERNAL:
-      code = kInternal;
-      break;
-    default:
-      break;
-  }
-  return {code, std::string("a Horovod operation has failed: ") + hp_last_error()};
-}
+};
 
 }  // namespace
 
 std::int32_t data_type(TF_DataType type) {
-  const auto index = static_cast<std::size_t>(type);
-  const std::int32_t known = index < kDataTypes.size() ? kDataTypes[index] : -1;
-  if (known < 0) throw Failure(kInvalidArgument, "tensors of this type are not supported");
-  return known;
+  const auto* const found = std::ranges::find(kNumbers, static_cast<int>(type));
+  if (type < 0 || found == std::end(kNumbers)) {
+    throw Failure(kInvalidArgument, "tensors of this type are not supported");
+  }
+  return static_cast<std::int32_t>(found - kNumbers);
 }
 
 void check(hp_status status) {
-  if (status != HP_OK) throw failure_of(status);
+  if (status == HP_OK) return;
+  const auto failure = bindings::core_failure(status, hp_last_error());
+  throw Failure(static_cast<Code>(failure.code), failure.message);
 }
 
 Failure not_initialized() {

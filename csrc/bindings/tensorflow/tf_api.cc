@@ -1,9 +1,6 @@
 #include "tf_api.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
-#include <string_view>
 
 #include "derived_kernel.h"
 
@@ -13,12 +10,6 @@ namespace {
 constexpr const char* kLibrary = "libtensorflow_framework.so.2";
 
 Api functions;
-
-template <typename Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  return function != nullptr;
-}
 
 }  // namespace
 

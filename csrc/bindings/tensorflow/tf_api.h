@@ -5,6 +5,8 @@
 // version puts them. So this library links to no version of TensorFlow.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -132,6 +134,13 @@ const char* load_api();
 
 // Requires a successful load_api().
 const Api& api();
+
+// Looks up a function of a library. Returns whether it is there.
+template <typename Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  return function != nullptr;
+}
 
 // Whether HOROPLUG_TENSORFLOW_KERNELS has a value. It makes this version behave like others for
 // tests: "derived" (the C API has no asynchronous kernels), "synchronous" (nor can they be

@@ -183,8 +183,8 @@ std::string message_of(std::string_view text, Code code, const char* what) {
 }
 
 // The custom call on a CPU. `text` is not null-terminated.
-void run_on_host(void* output, const void** operands, const char* text, std::size_t size,
-                 CallOutcome* outcome) noexcept {
+void run_on_cpu(void* output, const void** operands, const char* text, std::size_t size,
+                CallOutcome* outcome) noexcept {
   const std::string_view configuration(text, size);
   guarded([&] { run(configuration, operands, output); },
           [&](Code code, const char* what) {
@@ -225,30 +225,30 @@ bool outcome_is_readable(GetMessage get) {
           (some.first == size && some.second == data));
 }
 
-template <typename Function>
-Function find(void* library, const char* name) {
-  return reinterpret_cast<Function>(::dlsym(library, name));
-}
-
 const char* register_custom_call() {
   void* const library = ::dlopen("libtensorflow_cc.so.2", RTLD_NOLOAD | RTLD_LAZY);
   if (library == nullptr) return "libtensorflow_cc.so.2";
-  const auto global = find<Global>(library, "_ZN3xla24CustomCallTargetRegistry6GlobalEv");
-  const auto add = find<Register>(
-      library,
-      "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_"
-      "traitsIcESaIcEEEPvS8_");
-  const auto get =
-      find<GetMessage>(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
-  if (global == nullptr || add == nullptr) return "xla::CustomCallTargetRegistry";
-  if (get == nullptr) return "xla::CustomCallStatusGetMessage";
-  construct_string = find<ConstructString>(
-      library, "_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcmRKS3_");
-  if (construct_string == nullptr) return "the constructor of std::string";
+  Global global = nullptr;
+  Register add = nullptr;
+  GetMessage get = nullptr;
+  if (!find(library, "_ZN3xla24CustomCallTargetRegistry6GlobalEv", global) ||
+      !find(library,
+            "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_"
+            "traitsIcESaIcEEEPvS8_",
+            add)) {
+    return "xla::CustomCallTargetRegistry";
+  }
+  if (!find(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_", get)) {
+    return "xla::CustomCallStatusGetMessage";
+  }
+  if (!find(library, "_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcmRKS3_",
+            construct_string)) {
+    return "the constructor of std::string";
+  }
   if (!outcome_is_readable(get)) return "the expected layout of XlaCustomCallStatus";
   void* const registry = global();
   const libstdcxx::String name("horoplug");
-  add(registry, name, reinterpret_cast<void*>(run_on_host), libstdcxx::String("Host"));
+  add(registry, name, reinterpret_cast<void*>(run_on_cpu), libstdcxx::String("Host"));
   for (const char* platform : {"CUDA", "ROCM"}) {
     add(registry, name, reinterpret_cast<void*>(refuse), libstdcxx::String(platform));
   }

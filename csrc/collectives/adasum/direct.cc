@@ -3,6 +3,7 @@
 // the results at the end. For the arithmetic, see adasum.h (Maleki et al., 2021).
 #include <cstring>
 
+#include "base/cache_line.h"
 #include "collectives/adasum/adasum.h"
 #include "collectives/collective.h"
 
@@ -11,9 +12,8 @@ namespace {
 
 // Up to this size every rank computes all slices: more arithmetic, but a single synchronisation.
 constexpr std::size_t kOneShotBytes = 16 * 1024;
-constexpr std::size_t kLine = 64;
 
-std::size_t lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+std::size_t lines(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
 Part slice_bytes(const AdasumSlices& slices, int slice, std::size_t element) {
   return {slices.place(slice) * element, slices.elements({slice, slice + 1}) * element};
@@ -111,7 +111,7 @@ Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
 Task collect(HostMemory& memory, const AdasumSlices& slices, std::size_t element, std::byte* to,
              std::size_t stride) {
   const auto ranks = static_cast<std::size_t>(memory.size());
-  const std::size_t room = Arena::kSlotBytes / ranks / kLine * kLine;
+  const std::size_t room = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
   const Part mine = slice_bytes(slices, memory.rank(), element);
   for (std::size_t i = 0; i < chunk_count(slices.largest() * element, room); ++i) {
     const std::uint64_t cycle = memory.next_cycle();

@@ -8,6 +8,7 @@
 //
 // The data volume equals that of a ring, in log2(p) exchanges instead of p - 1, plus the dot
 // products.
+#include "base/cache_line.h"
 #include "collectives/adasum/adasum.h"
 #include "collectives/collective.h"
 #include "collectives/stream/exchange.h"
@@ -48,7 +49,8 @@ Task allreduce_adasum_halving(Comm& comm, Call& call) {
   std::byte* whole = layout.contiguous_output();
   std::byte* apart = nullptr;
   if (whole == nullptr || widens) {
-    const std::size_t own = whole == nullptr ? (layout.bytes() + 63) / 64 * 64 : 0;
+    const std::size_t own =
+        whole == nullptr ? (layout.bytes() + kCacheLine - 1) / kCacheLine * kCacheLine : 0;
     std::byte* const work = comm.scratch(Scratch::kWork, own + (widens ? half * wide : 0));
     if (whole == nullptr) whole = work;
     apart = work + own;

@@ -230,8 +230,8 @@ std::string GpuGroup::unfinished() const {
   return text;
 }
 
-Task GpuGroup::host_memory_free() {
-  if (host_memory_free_) co_await Passed(std::exchange(host_memory_free_, nullptr));
+Task GpuGroup::pinned_memory_free() {
+  if (pinned_memory_free_) co_await Passed(std::exchange(pinned_memory_free_, nullptr));
 }
 
 bool GpuGroup::over() {

@@ -80,9 +80,9 @@ class GpuGroup {
   bool has_not_begun() const { return busy() && !under_way_.front().begun->done(); }
   // "allreduce 'a' and 2 others": operations that may be unfinished; empty if there are none.
   std::string unfinished() const;
-  // Host working memory may be written again once the GPU has reached this point.
-  void keep_host_memory(cuda::EventPtr until) { host_memory_free_ = std::move(until); }
-  Task host_memory_free();
+  // Pinned working memory may be written again once the GPU has reached this point.
+  void keep_pinned_memory(cuda::EventPtr until) { pinned_memory_free_ = std::move(until); }
+  Task pinned_memory_free();
   // Whether other ranks no longer use resources of this one. All ranks must poll this after all
   // work has been enqueued.
   bool over();
@@ -130,7 +130,7 @@ class GpuGroup {
   bool in_hosts_ = false, nccl_in_hosts_ = false, ipc_in_hosts_ = false;
   std::set<std::uint64_t> kinds_;
   std::deque<Work> under_way_;
-  cuda::EventPtr host_memory_free_;
+  cuda::EventPtr pinned_memory_free_;
 };
 
 // Waits until the GPU has reached an event. There is no notification.

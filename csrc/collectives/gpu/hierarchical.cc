@@ -8,7 +8,7 @@
 //
 // A buffer is processed in windows, each as large as all slices together. Slices have equal
 // lengths, so the end of the last one is padded. While the CPU works on a window, the GPUs reduce
-// the next one and copy it to the host. A window's outputs are written in the last step only, from
+// the next one and copy it to the CPU. A window's outputs are written in the last step only, from
 // working memory.
 #include <array>
 #include <optional>
@@ -30,7 +30,7 @@ constexpr std::size_t kSlice = 4 * kStagedChunk;
 // The working memory of this rank's slice of a window. There are two, used alternately.
 struct SliceMemory {
   std::uint64_t on_device = 0;
-  std::byte* on_host = nullptr;
+  std::byte* on_cpu = nullptr;
 };
 
 // A part of the buffer that the tensors form.
@@ -92,7 +92,7 @@ Task reduce_in_host(HierarchicalContext& t, Window& window, const SliceMemory& a
   co_await t.run_in_host(part);
   for (std::size_t i = 0; i < window.chunks(); ++i) {
     const Part chunk = window.chunk(i);
-    t.workspace.fetch(at.on_host + chunk.begin, at.on_device + chunk.begin, chunk.bytes);
+    t.workspace.fetch(at.on_cpu + chunk.begin, at.on_device + chunk.begin, chunk.bytes);
     window.fetched.push_back(t.workspace.mark());
   }
 }
@@ -101,11 +101,11 @@ Task reduce_between_hosts(const HierarchicalContext& t, const Window& window,
                           const SliceMemory& at) {
   for (std::size_t i = 0; i < window.chunks(); ++i) {
     const Part chunk = window.chunk(i);
-    std::byte* const data = at.on_host + chunk.begin;
+    std::byte* const data = at.on_cpu + chunk.begin;
     co_await PassedByAll(t.host, window.fetched[i]);
     Layout layout(t.call.dtype, 1.0);
     layout.add(data, data, chunk.bytes);
-    co_await run_on_host(*t.comm.cross_comm(), t.call, &layout);
+    co_await run_on_cpu(*t.comm.cross_comm(), t.call, &layout);
     t.workspace.bring(at.on_device + chunk.begin, data, chunk.bytes);
   }
   t.workspace.order(t.workspace.back(), t.workspace.stream());
@@ -138,12 +138,12 @@ Task gpu_hierarchical(Comm& comm, Call& call) {
   const std::size_t count = chunk_count(all.bytes, most);
   // Padding may take one more alignment unit.
   const std::size_t room = aligned_on_gpu(std::min(most, all.bytes) / t.ranks) + 2 * kGpuAlignment;
-  co_await gpu.host_memory_free();
+  co_await gpu.pinned_memory_free();
   t.whole = t.memory.on_device(Purpose::kInput, t.ranks * room);
   const std::uint64_t slices = t.memory.on_device(Purpose::kOutput, 2 * room);
-  std::byte* const on_host = t.memory.on_host(Purpose::kInput, 2 * room);
-  const std::array<SliceMemory, 2> places = {SliceMemory{slices, on_host},
-                                             {slices + room, on_host + room}};
+  std::byte* const on_cpu = t.memory.pinned(Purpose::kInput, 2 * room);
+  const std::array<SliceMemory, 2> places = {SliceMemory{slices, on_cpu},
+                                             {slices + room, on_cpu + room}};
 
   t.memory.order(t.memory.stream(), t.workspace.stream());
   std::array<std::optional<Window>, 2> windows;
@@ -157,7 +157,7 @@ Task gpu_hierarchical(Comm& comm, Call& call) {
     co_await reduce_between_hosts(t, *windows[before], places[before]);
     co_await share_in_host(t, *windows[before], places[before]);
   }
-  gpu.keep_host_memory(t.workspace.mark_back());
+  gpu.keep_pinned_memory(t.workspace.mark_back());
   t.memory.order(t.workspace.stream(), t.memory.stream());
 }
 

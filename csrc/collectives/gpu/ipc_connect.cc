@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <vector>
 
 #include "base/status.h"
@@ -78,7 +77,7 @@ const std::byte* begin_trial(const Comm& comm, cuda::Workspace& workspace, cuda:
   }
   peers.barrier(stream);
   const auto ranks = static_cast<std::size_t>(comm.size());
-  std::byte* const seen = workspace.on_host(Purpose::kInput, ranks * kTrialBytes);
+  std::byte* const seen = workspace.pinned(Purpose::kInput, ranks * kTrialBytes);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     workspace.fetch(seen + rank * kTrialBytes, peers.half(static_cast<int>(rank)), kTrialBytes);
   }

@@ -128,41 +128,33 @@ Task alltoall(NcclContext t, const Call& call) {
   co_await t.settled();
 }
 
-// Between the root and every other rank, and on the root itself.
-Task gather(NcclContext t, const Call& call) {
+// Gather and scatter: between the root and every other rank, and on the root itself.
+Task exchange_with_root(NcclContext t, const Call& call) {
+  const bool gathers = call.kind == OpKind::kGather;
+  const bool is_root = call.root == t.comm.rank();
   const std::vector<Part> parts = consecutive(call.receive_bytes);
   const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];
-  if (t.comm.rank() == call.root) {
-    const std::uint64_t output = gpu_address(call.output);
-    t.workspace.copy(output + own.begin, gpu_address(call.input), own.bytes);
+  const std::uint64_t input = gpu_address(call.input), output = gpu_address(call.output);
+  const auto transfer = [&](std::uint64_t data, std::size_t bytes, int peer) {
+    if (bytes == 0) return;
+    if (gathers == is_root) {
+      t.nccl.receive(data, bytes, peer, t.stream);
+    } else {
+      t.nccl.send(data, bytes, peer, t.stream);
+    }
+  };
+  if (is_root) {
+    const std::uint64_t all = gathers ? output : input;
+    t.workspace.copy(gathers ? all + own.begin : output, gathers ? input : all + own.begin,
+                     own.bytes);
     t.nccl.begin();
     for (int rank = 0; rank < t.comm.size(); ++rank) {
       const Part& part = parts[static_cast<std::size_t>(rank)];
-      if (rank == call.root || part.bytes == 0) continue;
-      t.nccl.receive(output + part.begin, part.bytes, rank, t.stream);
+      if (rank != call.root) transfer(all + part.begin, part.bytes, rank);
     }
     t.nccl.end();
-  } else if (own.bytes > 0) {
-    t.nccl.send(gpu_address(call.input), own.bytes, call.root, t.stream);
-  }
-  co_await t.settled();
-}
-
-Task scatter(NcclContext t, const Call& call) {
-  const std::vector<Part> parts = consecutive(call.receive_bytes);
-  const Part& own = parts[static_cast<std::size_t>(t.comm.rank())];
-  if (t.comm.rank() == call.root) {
-    const std::uint64_t input = gpu_address(call.input);
-    t.workspace.copy(gpu_address(call.output), input + own.begin, own.bytes);
-    t.nccl.begin();
-    for (int rank = 0; rank < t.comm.size(); ++rank) {
-      const Part& part = parts[static_cast<std::size_t>(rank)];
-      if (rank == call.root || part.bytes == 0) continue;
-      t.nccl.send(input + part.begin, part.bytes, rank, t.stream);
-    }
-    t.nccl.end();
-  } else if (own.bytes > 0) {
-    t.nccl.receive(gpu_address(call.output), own.bytes, call.root, t.stream);
+  } else {
+    transfer(gathers ? input : output, own.bytes, call.root);
   }
   co_await t.settled();
 }
@@ -183,9 +175,8 @@ Task gpu_nccl(Comm& comm, Call& call) {
     case OpKind::kReduce:
       return reduce(context, call);
     case OpKind::kGather:
-      return gather(context, call);
     case OpKind::kScatter:
-      return scatter(context, call);
+      return exchange_with_root(context, call);
     default:
       return alltoall(context, call);
   }

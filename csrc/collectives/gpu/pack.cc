@@ -1,10 +1,5 @@
 #include "collectives/gpu/pack.h"
 
-#include <bit>
-#include <vector>
-
-#include "device/cuda/runtime/batch.h"
-
 namespace horoplug {
 
 using cuda::Transfer;

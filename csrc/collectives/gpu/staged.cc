@@ -1,9 +1,9 @@
-// GPU tensors through host memory: the algorithms for CPU tensors do the work over whatever
+// GPU tensors through the CPU's memory: the algorithms for CPU tensors do the work over whatever
 // connects the ranks, without NCCL.
 //
 // A buffer is processed in chunks: while the CPU reduces one chunk, the next ones are copied from
-// the GPU and the previous one is copied back in a second stream. The host waits only for copies to
-// the host.
+// the GPU and the previous one is copied back in a second stream. The CPU waits only for copies to
+// it.
 #include "collectives/gpu/staged.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 using Purpose = cuda::Workspace::Purpose;
 
 constexpr std::size_t kChunk = kStagedChunk;
-// The amount of a buffer that is in host memory at a time.
+// The amount of a buffer that is in the CPU's memory at a time.
 constexpr std::size_t kWindow = 32 * kChunk;
 
 // One window of a buffer; `host` has room for it.
@@ -50,7 +50,7 @@ Task run_window(Comm& comm, const Call& call, const GpuBuffer& buffer, const Par
     } else {
       layout.add(at, at, part.bytes);
     }
-    co_await run_on_host(comm, call, &layout);
+    co_await run_on_cpu(comm, call, &layout);
     if (gets_result) workspace.bring(buffer.to() + part.begin, at, part.bytes);
   }
 }
@@ -67,12 +67,12 @@ Task run_in_chunks(Comm& comm, const Call& call) {
   workspace.order(workspace.stream(), workspace.back());
   const bool whole = call.reduce_op == ReduceOp::kAdasum;
   const std::size_t size = whole ? buffer.bytes() : std::min(kWindow, buffer.bytes());
-  std::byte* const host = workspace.on_host(Purpose::kInput, size);
+  std::byte* const host = workspace.pinned(Purpose::kInput, size);
   for (std::size_t i = 0; i < chunk_count(buffer.bytes(), size); ++i) {
-    co_await gpu.host_memory_free();
+    co_await gpu.pinned_memory_free();
     const Part window = chunk_of({0, buffer.bytes()}, i, size);
     co_await run_window(comm, call, buffer, window, whole ? size : kChunk, host);
-    gpu.keep_host_memory(workspace.mark_back());
+    gpu.keep_pinned_memory(workspace.mark_back());
   }
   workspace.order(workspace.back(), workspace.stream());
   // The CPU has already finished the values.
@@ -83,19 +83,19 @@ Task run_in_chunks(Comm& comm, const Call& call) {
   }
 }
 
-// Allreduce in a wire format that GPUs do not have: the tensors' own elements come to the host.
+// Allreduce in a wire format that GPUs do not have: the tensors' own elements come to the CPU.
 Task run_encoded(Comm& comm, const Call& call) {
   GpuGroup& gpu = *comm.gpu();
   cuda::Workspace& workspace = gpu.workspace();
   workspace.order(workspace.stream(), workspace.back());
   std::size_t bytes = 0;
-  std::vector<std::size_t> places;  // of the tensors, in host memory
+  std::vector<std::size_t> places;  // of the tensors, in the CPU's memory
   call.layout->for_each_tensor([&](const Layout::Tensor& tensor) {
     places.push_back(bytes);
     bytes += aligned_on_gpu(tensor.elements * sizeof(float));
   });
-  co_await gpu.host_memory_free();
-  std::byte* const host = workspace.on_host(Purpose::kInput, bytes);
+  co_await gpu.pinned_memory_free();
+  std::byte* const host = workspace.pinned(Purpose::kInput, bytes);
   Layout layout(call.layout->stored(), call.layout->prescale(), call.wire);
   auto place = places.begin();
   call.layout->for_each_tensor([&](Layout::Tensor tensor) {
@@ -107,14 +107,14 @@ Task run_encoded(Comm& comm, const Call& call) {
     layout.add(tensor);
   });
   co_await Passed(workspace.mark());
-  co_await run_on_host(comm, call, &layout);
+  co_await run_on_cpu(comm, call, &layout);
   place = places.begin();
   call.layout->for_each_tensor([&](const Layout::Tensor& tensor) {
     const std::byte* const at = host + *place++;
     if (tensor.output == nullptr) return;
     workspace.bring(gpu_address(tensor.output), at, tensor.elements * sizeof(float));
   });
-  gpu.keep_host_memory(workspace.mark_back());
+  gpu.keep_pinned_memory(workspace.mark_back());
   workspace.order(workspace.back(), workspace.stream());
 }
 
@@ -144,25 +144,25 @@ Task run_at_once(Comm& comm, const Call& call) {
     input_bytes = buffer.bytes();
     output_bytes = own;
   }
-  co_await gpu.host_memory_free();
-  Call on_host = call;
-  std::byte* const input = workspace.on_host(Purpose::kInput, input_bytes);
-  on_host.input = input;
-  on_host.output = workspace.on_host(Purpose::kOutput, output_bytes);
+  co_await gpu.pinned_memory_free();
+  Call on_cpu = call;
+  std::byte* const input = workspace.pinned(Purpose::kInput, input_bytes);
+  on_cpu.input = input;
+  on_cpu.output = workspace.pinned(Purpose::kOutput, output_bytes);
   workspace.fetch(input, from, input_bytes);
   co_await Passed(workspace.mark());
   Layout layout(call.dtype, 1.0);
   layout.add(input, nullptr, input_bytes);
-  co_await run_on_host(comm, on_host, call.layout != nullptr ? &layout : nullptr);
+  co_await run_on_cpu(comm, on_cpu, call.layout != nullptr ? &layout : nullptr);
   workspace.order(workspace.stream(), workspace.back());
-  workspace.bring(gpu_address(call.output), on_host.output, output_bytes);
-  gpu.keep_host_memory(workspace.mark_back());
+  workspace.bring(gpu_address(call.output), on_cpu.output, output_bytes);
+  gpu.keep_pinned_memory(workspace.mark_back());
   workspace.order(workspace.back(), workspace.stream());
 }
 
 }  // namespace
 
-Task run_on_host(Comm& comm, Call call, Layout* layout) {
+Task run_on_cpu(Comm& comm, Call call, Layout* layout) {
   call.on_gpu = false;
   call.layout = layout;
   co_await choose_algorithm(comm, call, nullptr).run(comm, call);

@@ -1,4 +1,4 @@
-// The path of GPU tensors through host memory.
+// The path of GPU tensors through the CPU's memory.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace horoplug {
 // The chunk size. Ranks synchronise for every chunk, and that cost should be small beside the copy.
 inline constexpr std::size_t kStagedChunk = 2 << 20;
 
-// Runs a GPU call on a layout of host memory, by the cheapest host algorithm.
-Task run_on_host(Comm& comm, Call call, Layout* layout);
+// Runs a GPU call on a layout of the CPU's memory, by the cheapest algorithm for CPU tensors.
+Task run_on_cpu(Comm& comm, Call call, Layout* layout);
 
 }  // namespace horoplug

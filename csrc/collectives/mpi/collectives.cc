@@ -1,4 +1,4 @@
-// MPI's own collectives on tensors in host memory: a table describes the arguments of each.
+// MPI's own collectives on tensors in the CPU's memory: a table describes the arguments of each.
 //
 // All ranks get the same bits from a reduction: each element is reduced by one rank for all, or by
 // all ranks in pairs, where the order of the two operands does not matter. Only the choice between
@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -154,7 +153,7 @@ const MpiCollective& collective_of(OpKind kind) {
 
 }  // namespace
 
-Task host_mpi(Comm& comm, Call& call) {
+Task cpu_mpi(Comm& comm, Call& call) {
   const MpiCollective& collective = collective_of(call.kind);
   const bool in_place = collective.output_bytes == nullptr;
   const std::size_t input = collective.input_bytes(comm, call);

@@ -12,6 +12,7 @@
 #include <span>
 #include <system_error>
 
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 
 namespace horoplug {
@@ -55,7 +56,7 @@ void finish_reduction(const Call& call, std::byte* data, std::size_t elements);
 
 // The size of a buffer of so many bytes within leased memory. No two buffers begin at the same
 // address: some MPI libraries reject that even for empty buffers.
-constexpr std::size_t mpi_room(std::size_t bytes) { return (bytes / 64 + 1) * 64; }
+constexpr std::size_t mpi_room(std::size_t bytes) { return (bytes / kCacheLine + 1) * kCacheLine; }
 
 // Parts of a buffer as MPI's count and displacement arrays, which also lie in leased memory. The
 // unit is so many bytes.

@@ -9,16 +9,14 @@
 // Ranks whose tensors lie in a shared buffer neither pack nor unpack: once all ranks have arrived,
 // and user memory may be written, each rank reduces its part in place. Ranks learn from each
 // other's first flag whether all tensors lie in such a buffer.
-#include <cstring>
 
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
 namespace horoplug {
 namespace {
 
-// Parts begin on cache lines, so that no cache line is written by two ranks.
-constexpr std::size_t kAllreduceGrain = 64;
 // A reduced block is copied while it is in the L1 cache.
 constexpr std::size_t kBlock = 8192;
 
@@ -58,7 +56,7 @@ class Direct {
   // If all ranks' tensors lie in the shared buffer: reduces this rank's part of the buffer, and
   // writes the result to all ranks.
   void reduce_in_place() {
-    const Part mine = even_part(layout_.bytes(), memory_.size(), kAllreduceGrain, me_);
+    const Part mine = even_part(layout_.bytes(), memory_.size(), kCacheLine, me_);
     const auto operands = memory_.operands();
     layout_.for_each_run(mine.begin, mine.bytes, [&](const Layout::Run& run) {
       for (std::size_t at = 0; at < run.bytes; at += kBlock) {
@@ -88,8 +86,9 @@ class Direct {
 
  private:
   Part chunk_at(std::size_t index) const { return chunk_of({0, layout_.bytes()}, index, chunk_); }
+  // No cache line is written by two ranks.
   Part part_of(const Part& chunk, int rank) const {
-    return even_part(chunk.bytes, memory_.size(), kAllreduceGrain, rank);
+    return even_part(chunk.bytes, memory_.size(), kCacheLine, rank);
   }
 
   // `place`: the position of the block in the slots.

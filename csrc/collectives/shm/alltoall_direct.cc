@@ -2,6 +2,7 @@
 // that are meant for it.
 #include <cstring>
 
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
@@ -32,7 +33,7 @@ Task alltoall_direct(Comm& comm, Call& call) {
     memory.arrive(Stage::kDone, cycle);
   }
 
-  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
+  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
     const std::uint64_t cycle = memory.next_cycle();
     co_await memory.writable(cycle);

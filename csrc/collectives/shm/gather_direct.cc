@@ -1,5 +1,5 @@
-// Gather in shared memory: every rank copies its data to its slot, and the root copies from all
-// slots.
+// Allgather and gather in shared memory: every rank but the root of a gather copies its data to its
+// slot, and all ranks, or the root, copy from all slots.
 #include <algorithm>
 #include <cstring>
 
@@ -10,29 +10,34 @@ namespace horoplug {
 
 Task gather_direct(Comm& comm, Call& call) {
   HostMemory& memory = *comm.host_memory();
-  const bool is_root = memory.rank() == call.root;
+  const int me = memory.rank();
+  const bool to_all = call.kind == OpKind::kAllgather;
+  const bool receives = to_all || me == call.root;
+  const auto has_slot = [&](int rank) { return to_all || rank != call.root; };
   const auto parts = consecutive(call.receive_bytes);
-  const Part& own = parts[static_cast<std::size_t>(memory.rank())];
+  const Part& own = parts[static_cast<std::size_t>(me)];
   std::size_t largest = 0;
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-    if (static_cast<int>(rank) != call.root) largest = std::max(largest, parts[rank].bytes);
+  for (int rank = 0; rank < memory.size(); ++rank) {
+    if (has_slot(rank)) largest = std::max(largest, parts[static_cast<std::size_t>(rank)].bytes);
   }
-  if (is_root && own.bytes > 0) std::memcpy(call.output + own.begin, call.input, own.bytes);
+  if (!has_slot(me) && own.bytes > 0) {
+    std::memcpy(call.output + own.begin, call.input, own.bytes);
+  }
 
   for (std::size_t i = 0; i < chunk_count(largest, Arena::kSlotBytes); ++i) {
     const std::uint64_t cycle = memory.next_cycle();
     co_await memory.writable(cycle);
     const Part mine = chunk_of({0, own.bytes}, i, Arena::kSlotBytes);
-    if (!is_root && mine.bytes > 0) {
-      std::memcpy(memory.slot(memory.rank(), cycle), call.input + mine.begin, mine.bytes);
+    if (has_slot(me) && mine.bytes > 0) {
+      std::memcpy(memory.slot(me, cycle), call.input + mine.begin, mine.bytes);
     }
     memory.arrive(Stage::kPacked, cycle);
 
-    if (is_root) {
+    if (receives) {
       co_await memory.reached(Stage::kPacked, cycle);
       for (int rank = 0; rank < memory.size(); ++rank) {
         const Part chunk = chunk_of(parts[static_cast<std::size_t>(rank)], i, Arena::kSlotBytes);
-        if (rank == call.root || chunk.bytes == 0) continue;
+        if (!has_slot(rank) || chunk.bytes == 0) continue;
         std::memcpy(call.output + chunk.begin, memory.slot(rank, cycle), chunk.bytes);
       }
     }

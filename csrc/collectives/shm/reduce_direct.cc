@@ -1,14 +1,10 @@
 // Reduce in shared memory: every rank copies its data to its slot and reduces a slice of each chunk
 // there, and the root copies the slices.
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
 namespace horoplug {
-namespace {
-
-constexpr std::size_t kReduceGrain = 64;
-
-}  // namespace
 
 Task reduce_direct(Comm& comm, Call& call) {
   HostMemory& memory = *comm.host_memory();
@@ -24,7 +20,7 @@ Task reduce_direct(Comm& comm, Call& call) {
     memory.arrive(Stage::kPacked, cycle);
 
     co_await memory.reached(Stage::kPacked, cycle);
-    const Part slice = even_part(chunk.bytes, memory.size(), kReduceGrain, me);
+    const Part slice = even_part(chunk.bytes, memory.size(), kCacheLine, me);
     if (slice.bytes > 0) {
       const auto operands = memory.operands();
       for (int rank = 0; rank < memory.size(); ++rank) {
@@ -38,7 +34,7 @@ Task reduce_direct(Comm& comm, Call& call) {
     if (me == call.root) {
       co_await memory.reached(Stage::kReduced, cycle);
       for (int rank = 0; rank < memory.size(); ++rank) {
-        const Part part = even_part(chunk.bytes, memory.size(), kReduceGrain, rank);
+        const Part part = even_part(chunk.bytes, memory.size(), kCacheLine, rank);
         layout.unpack(chunk.begin + part.begin, part.bytes, memory.slot(rank, cycle) + part.begin);
       }
     }

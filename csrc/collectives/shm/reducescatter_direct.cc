@@ -1,5 +1,6 @@
 // Reduce-scatter in shared memory: slots hold a chunk for every rank, and each rank reduces its own
 // into its output.
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
@@ -12,7 +13,7 @@ Task reducescatter_direct(Comm& comm, Call& call) {
   const auto me = static_cast<std::size_t>(memory.rank());
   const std::size_t grain = call.grain();
   const auto parts = consecutive(call.receive_bytes);
-  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / 64 * 64;
+  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
 

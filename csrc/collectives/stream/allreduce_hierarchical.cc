@@ -13,6 +13,7 @@
 // which needs data of every rank.
 #include <cstring>
 
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 #include "collectives/stream/hierarchical.h"
@@ -20,8 +21,6 @@
 
 namespace horoplug {
 namespace {
-
-constexpr std::size_t kGrain = 64;  // slices begin on cache lines
 
 // Divides the buffer into segments of one cycle. This rank's slices of all segments are stored
 // contiguously. The sizes determine which rank reduces which element, so they are not tuned.
@@ -37,7 +36,7 @@ class Slices {
   Part segment(std::size_t cycle) const { return chunk_of(whole_, cycle, Arena::kSlotBytes); }
   // A slice's position within the segment.
   Part slice(std::size_t cycle, int index) const {
-    return even_part(segment(cycle).bytes, count_, kGrain, index);
+    return even_part(segment(cycle).bytes, count_, kCacheLine, index);
   }
   Part mine(std::size_t cycle) const {
     return local_rank_ < count_ ? slice(cycle, local_rank_) : Part{};

@@ -10,6 +10,7 @@
 // rank takes part.
 #include <deque>
 
+#include "base/cache_line.h"
 #include "collectives/collective.h"
 #include "collectives/partition.h"
 
@@ -24,9 +25,8 @@ constexpr std::size_t kPairwiseChunks = 2;
 constexpr std::size_t kLeastPairwiseChunk = 64 * 1024;
 
 std::size_t chunk_bytes_for(std::size_t bytes, int ranks, std::size_t most) {
-  constexpr std::size_t kLine = 64;
   const std::size_t wanted =
-      bytes / static_cast<std::size_t>(ranks) / kPairwiseChunks / kLine * kLine;
+      bytes / static_cast<std::size_t>(ranks) / kPairwiseChunks / kCacheLine * kCacheLine;
   return std::clamp(wanted, std::min(kLeastPairwiseChunk, most), most);
 }
 

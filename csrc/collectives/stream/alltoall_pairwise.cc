@@ -6,6 +6,7 @@
 
 #include "collectives/collective.h"
 #include "collectives/partition.h"
+#include "collectives/stream/exchange.h"
 
 namespace horoplug {
 
@@ -25,10 +26,7 @@ Task alltoall_pairwise(Comm& comm, Call& call) {
     }
     const int to = (comm.rank() + distance) % comm.size();
     const Part& out = outgoing[static_cast<std::size_t>(to)];
-    for (std::size_t i = 0; i < chunk_count(out.bytes, Comm::kChunkBytes); ++i) {
-      const Part chunk = chunk_of(out, i, Comm::kChunkBytes);
-      comm.send(to, call.input + chunk.begin, chunk.bytes);
-    }
+    send_all(comm, to, call.input + out.begin, out.bytes);
   }
   if (outgoing[me].bytes > 0) {
     std::memcpy(call.output + incoming[me].begin, call.input + outgoing[me].begin,

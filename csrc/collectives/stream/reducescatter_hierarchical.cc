@@ -8,6 +8,7 @@
 // parts from a rank of their host that has one.
 #include <cstring>
 
+#include "base/cache_line.h"
 #include "collectives/stream/hierarchical.h"
 
 namespace horoplug {
@@ -29,7 +30,7 @@ Task reduce_in_host(const SlicedCall& of, std::byte* sums) {
   }
   HostMemory& memory = *of.comm.local_memory();
   const std::size_t grain = of.call.grain();
-  const std::size_t room = Arena::kSlotBytes / of.slices.size() / 64 * 64;
+  const std::size_t room = Arena::kSlotBytes / of.slices.size() / kCacheLine * kCacheLine;
   std::size_t cycles = 1;
   for (const PartsOfSlice& slice : of.slices) {
     cycles = std::max(cycles, chunk_count(slice.bytes(), room));

@@ -2,6 +2,8 @@
 
 #include <deque>
 
+#include "base/cache_line.h"
+
 namespace horoplug {
 namespace {
 
@@ -14,10 +16,10 @@ constexpr std::size_t kRingChunks = 4;
 constexpr std::size_t kLeastRingChunk = 32 * 1024;
 
 std::size_t chunk_bytes_for(std::span<const Part> parts, std::size_t most) {
-  constexpr std::size_t kLine = 64;
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
-  return std::clamp(largest / kRingChunks / kLine * kLine, std::min(kLeastRingChunk, most), most);
+  return std::clamp(largest / kRingChunks / kCacheLine * kCacheLine,
+                    std::min(kLeastRingChunk, most), most);
 }
 
 // An empty part is sent as one empty message. A part that has passed around the ring proves that

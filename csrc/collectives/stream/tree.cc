@@ -1,6 +1,5 @@
 #include "collectives/stream/tree.h"
 
-#include <algorithm>
 #include <functional>
 
 namespace horoplug {

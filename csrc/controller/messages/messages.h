@@ -48,8 +48,9 @@ enum class MessageKind : std::uint8_t {
 inline constexpr int kMessageKindCount = 24;
 
 struct Hello {
-  static constexpr std::uint32_t kProtocol = 20;
-  std::uint32_t protocol = kProtocol;
+  static constexpr MessageKind kKind = MessageKind::kHello;
+  static constexpr std::int32_t kProtocol = 21;
+  std::int32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::uint64_t segment_bytes = 0;
@@ -64,6 +65,7 @@ struct Request {
 };
 
 struct Ready {
+  static constexpr MessageKind kKind = MessageKind::kReady;
   std::uint32_t agreement = 0;
   std::vector<std::uint32_t> ids;  // ascending; encoded as a bit field
   std::vector<Request> requests;
@@ -118,13 +120,28 @@ struct DecisionItem {
 inline constexpr std::int32_t kSetRemoved = -1;
 
 struct Decisions {
+  static constexpr MessageKind kKind = MessageKind::kDecisions;
   std::uint32_t agreement = 0;
   std::vector<DecisionItem> items;
+};
+
+// A rank wants to leave, or a process set is removed (kSetRemoved).
+struct Leave {
+  static constexpr MessageKind kKind = MessageKind::kLeave;
+  std::int32_t rank = 0;
+};
+
+// A rank has no more data.
+struct Joined {
+  static constexpr MessageKind kKind = MessageKind::kJoin;
+  std::uint32_t agreement = 0;
+  std::int32_t rank = 0;
 };
 
 // The answer of a subtree to a dependency query: operations with equal labels share a dependency
 // stage on every rank of the subtree.
 struct DependencyLabels {
+  static constexpr MessageKind kKind = MessageKind::kDependencyLabels;
   std::uint64_t query = 0;
   std::vector<std::uint32_t> labels;  // by position in the query
 };
@@ -168,6 +185,7 @@ struct OperationKey {
 // A question to all ranks. The first one of an inspection asks each rank to name a few of its
 // pending operations, the second one what each rank does about the operations that were named.
 struct InspectionQuestion {
+  static constexpr MessageKind kKind = MessageKind::kInspection;
   std::uint64_t number = 0;
   Seconds quiet{};  // a rank without events for this long is quiet
   bool is_second = false;
@@ -177,6 +195,7 @@ struct InspectionQuestion {
 // The answer of a subtree. Its size depends on how many operations are named, which is limited, and
 // on how many ranges of ranks differ in what they do.
 struct Report {
+  static constexpr MessageKind kKind = MessageKind::kReport;
   struct Pending {
     OperationKey key;
     Seconds age{};  // the longest time since submission on a rank
@@ -201,12 +220,14 @@ struct Report {
 
 // A failure of a process set (kFail) or of the job (kAbort).
 struct Abort {
+  static constexpr MessageKind kKind = MessageKind::kAbort;
   hp_status code = HP_ABORTED;
   std::string text;
 };
 
 // A rank below asks for an inspection.
 struct InspectionRequest {
+  static constexpr MessageKind kKind = MessageKind::kInspectionRequest;
   Seconds age{};            // for how long an operation has been pending
   bool for_groups = false;  // that is an operation of another group, and none of this one is late
 };
@@ -214,6 +235,7 @@ struct InspectionRequest {
 // A deadlock has been found: all operations of the process set fail that wait for other ranks, if
 // this one is still pending.
 struct CallOff {
+  static constexpr MessageKind kKind = MessageKind::kCallOff;
   OperationKey operation;  // of another group
   Abort failure;
 };
@@ -225,41 +247,22 @@ struct MessageHead {
 };
 MessageHead read_head(Reader& reader);
 
-Bytes encode(const Hello& hello);
-Bytes encode_introduced();
-Bytes encode(std::uint32_t set, const Ready& ready);
-Bytes encode(std::uint32_t set, const Decisions& decisions);
-Bytes encode_leave(std::uint32_t set, int rank);
-Bytes encode_join(std::uint32_t set, std::uint32_t agreement, int rank);
-Bytes encode_fail(std::uint32_t set, const Abort& failure);
-Bytes encode(const InspectionRequest& request);
-Bytes encode_wake_up();
-Bytes encode_ping();
-Bytes encode_pong();
-Bytes encode(const InspectionQuestion& question);
-Bytes encode(const Report& report);
-Bytes encode(const Abort& abort);
-Bytes encode(const CallOff& call_off);
-Bytes encode_bye();
-Bytes encode(std::uint32_t set, const DependencyLabels& labels);
-Bytes encode(MessageKind kind, std::uint32_t set, const PlanNotice& notice);
+// A message that consists of its header, for the whole job.
+Bytes encode(MessageKind kind);
+template <typename Message>
+Bytes encode(MessageKind kind, std::uint32_t set, const Message& message);
+// Of the struct's own kind.
+template <typename Message>
+Bytes encode(std::uint32_t set, const Message& message) {
+  return encode(Message::kKind, set, message);
+}
+template <typename Message>
+Bytes encode(const Message& message) {
+  return encode(Message::kKind, 0, message);
+}
 
-// Decode the rest of a message after its header.
-Hello decode_hello(Reader& reader);
-Ready decode_ready(Reader& reader);
-Decisions decode_decisions(Reader& reader);
-int decode_leave(Reader& reader);
-struct Joined {
-  std::uint32_t agreement;
-  int rank;
-};
-Joined decode_join(Reader& reader);
-InspectionRequest decode_inspection_request(Reader& reader);
-InspectionQuestion decode_inspection(Reader& reader);
-Report decode_report(Reader& reader);
-Abort decode_abort(Reader& reader);
-CallOff decode_call_off(Reader& reader);
-DependencyLabels decode_dependency_labels(Reader& reader);
-PlanNotice decode_plan_notice(Reader& reader);
+// Decodes the rest of a message after its header.
+template <typename Message>
+Message decode(Reader& reader);
 
 }  // namespace horoplug

@@ -7,7 +7,8 @@ namespace horoplug {
 
 // From the sender to the receiver: a tensor is ready.
 struct Offer {
-  // Where the tensor is: in the host's memory, on a GPU, or here in the offer.
+  static constexpr MessageKind kKind = MessageKind::kOffer;
+  // Where the tensor is: in the CPU's memory, on a GPU, or here in the offer.
   enum class Source : std::uint8_t { kCpu = 0, kGpu, kInline };
   static constexpr int kSourceCount = 3;
 
@@ -22,6 +23,7 @@ struct Offer {
 // From the receiver to the sender: there is a recv for the tensor. The transfer may begin, unless
 // the offer contained the tensor.
 struct Accept {
+  static constexpr MessageKind kKind = MessageKind::kAccept;
   std::uint64_t send = 0;
   // The slots of the receiver through which the tensor passes, in this order (TransferSlots). None:
   // it travels over the links.
@@ -35,14 +37,5 @@ struct Refusal {
   hp_status code = HP_MISMATCH;
   std::string text;
 };
-
-Bytes encode(std::uint32_t set, const Offer& offer);
-Bytes encode(const Accept& accept);
-// `kind`: kReject or kCancel.
-Bytes encode(MessageKind kind, std::uint32_t set, const Refusal& refusal);
-
-Offer decode_offer(Reader& reader);
-Accept decode_accept(Reader& reader);
-Refusal decode_refusal(Reader& reader);
 
 }  // namespace horoplug

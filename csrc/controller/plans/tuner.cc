@@ -82,21 +82,21 @@ struct Tuner::Setting {
 
 const Tuner::Setting Tuner::kSettings[] = {
     {.name = "bucket_bytes",
-     .bit = kTuneBuckets,
+     .bit = HP_TUNE_BUCKETS,
      .value = &Tuning::bucket_bytes,
      .values = &TunerOptions::buckets,
      .moves_borders = true},
     {.name = "chunk_bytes",
-     .bit = kTuneChunks,
+     .bit = HP_TUNE_CHUNKS,
      .value = &Tuning::chunk_bytes,
      .values = &TunerOptions::chunks},
     {.name = "lanes",
-     .bit = kTuneLanes,
+     .bit = HP_TUNE_LANES,
      .value = &Tuning::lanes,
      .values = &TunerOptions::lanes,
      .between_hosts = true},
     {.name = "latency_percent",
-     .bit = kTuneLatency,
+     .bit = HP_TUNE_ALGORITHMS,
      .value = &Tuning::latency_percent,
      .values = &TunerOptions::latencies,
      .between_hosts = true,
@@ -127,7 +127,7 @@ std::vector<Tuning> Tuner::variants(const State& state) const {
   std::vector<Tuning> all{best_};
   for (const std::int64_t value : options_.*setting.values) {
     if (state.finalist && value != *state.finalist) continue;
-    const bool exists = setting.bit != kTuneLanes || value <= best_.lanes;
+    const bool exists = setting.bit != HP_TUNE_LANES || value <= best_.lanes;
     Tuning other = best_;
     other.*setting.value = value;
     if (exists && other != best_) all.push_back(other);

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,18 +24,12 @@ namespace horoplug {
 
 enum class Autotune { kOff, kSafe, kAll };
 
-// Bits for the settings that must not be changed.
-inline constexpr std::uint32_t kTuneBuckets = 1;
-inline constexpr std::uint32_t kTuneChunks = 2;
-inline constexpr std::uint32_t kTuneLanes = 4;
-inline constexpr std::uint32_t kTuneLatency = 8;
-
 struct TunerOptions {
   Autotune mode = Autotune::kSafe;
-  std::uint32_t fixed = 0;
-  int warmup = 3;    // turns of each choice that count only if one choice is far ahead
-  int turns = 10;    // further turns of each choice, unless one is far ahead before
-  int choices = 20;  // limit for the choices of all settings together
+  std::uint32_t fixed = 0;  // settings that must not be changed: a sum of hp_tunable
+  int warmup = 3;           // turns of each choice that count only if one choice is far ahead
+  int turns = 10;           // further turns of each choice, unless one is far ahead before
+  int choices = 20;         // limit for the choices of all settings together
   std::vector<std::int64_t> buckets{512 << 10, 1 << 20,  2 << 20,  4 << 20,
                                     8 << 20,   16 << 20, 32 << 20, 64 << 20};
   std::vector<std::int64_t> chunks{32 << 10, 64 << 10, 128 << 10, 256 << 10};

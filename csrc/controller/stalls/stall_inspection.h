@@ -7,7 +7,6 @@
 // clocks, like the negotiator.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>

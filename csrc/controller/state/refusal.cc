@@ -1,7 +1,5 @@
 #include "controller/state/refusal.h"
 
-#include <algorithm>
-
 #include "base/status.h"
 
 namespace horoplug {

@@ -24,8 +24,8 @@ struct Signature {
   std::int32_t device = -1;
   double prescale = 1.0;
   double postscale = 1.0;
-  // One shape per tensor; more than one for a group. kAddSet: the ranks. kRemoveSet: the set's
-  // number, and a 1 if its memory is released. kAddBuffer: the size in bytes.
+  // One shape per tensor; more than one for a group. kAddSet: the ranks. kRemoveSet and
+  // kReleaseSet: the set's number. kAddBuffer: the size in bytes.
   std::vector<Shape> shapes;
   // What the tensors are parts of, in words: see hp_submission.
   std::string layout;

@@ -9,7 +9,7 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <utility>
+#include <type_traits>
 
 #include "engine/abi/engine_owner.h"
 #include "engine/engine.h"
@@ -49,11 +49,16 @@ namespace horoplug::abi {
 hp_status report(hp_status code, const std::string& text);
 inline hp_status report(const Status& status) { return report(status.code, status.message); }
 
-// Runs `body` and turns an exception into a status.
+// Runs `body`, which may return a status, and turns an exception into a status.
 template <typename Body>
 hp_status guarded(Body&& body) noexcept {
   try {
-    return body();
+    if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
+      body();
+      return HP_OK;
+    } else {
+      return body();
+    }
   } catch (const Error& error) {
     return report(error.status());
   } catch (const std::bad_alloc&) {

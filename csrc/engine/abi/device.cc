@@ -15,7 +15,6 @@ hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index, voi
         std::move(allocation_of(engine->engine.handles(), handle, index, true)));
     taken->memory.get_deleter().stream = static_cast<CUstream>(stream);
     *memory = taken.release();
-    return HP_OK;
   });
 }
 
@@ -27,7 +26,6 @@ hp_status hp_device_allocate(hp_engine* engine, int32_t device, uint64_t bytes, 
     const auto used_by = static_cast<CUstream>(stream);
     void* const data = std::bit_cast<void*>(owner->allocate(bytes, used_by));
     *memory = new hp_device_memory{horoplug::Allocation(data, {owner, used_by})};
-    return HP_OK;
   });
 }
 
@@ -39,7 +37,6 @@ hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream) {
   return guarded([&] {
     const auto operation = engine->engine.handles().done(handle);
     horoplug::RankGpu::make_stream_wait(*operation, static_cast<CUstream>(stream));
-    return HP_OK;
   });
 }
 
@@ -48,7 +45,6 @@ hp_status hp_stream_copy(hp_engine* engine, hp_handle handle, int32_t index, voi
   return guarded([&] {
     const auto operation = engine->engine.handles().done(handle);
     horoplug::RankGpu::copy_result(*operation, index, to, static_cast<CUstream>(stream));
-    return HP_OK;
   });
 }
 

@@ -38,12 +38,6 @@ size_t hp_dtype_size(int32_t dtype) {
              : horoplug::dtype_size(static_cast<horoplug::DType>(dtype));
 }
 
-const char* hp_dtype_name(int32_t dtype) {
-  return dtype < 0 || dtype >= HP_DTYPE_COUNT
-             ? "unknown"
-             : horoplug::dtype_name(static_cast<horoplug::DType>(dtype));
-}
-
 const char* hp_cpu_kernels(void) { return horoplug::kernels().name; }
 
 const char* hp_algorithms(void) {

@@ -25,7 +25,6 @@ hp_status hp_submit(hp_engine* engine, const hp_submission* submission, hp_handl
     const auto running = engine->engine.use();
     const auto members = running->members(checked_set(full.process_set));
     *handle = running->submit(horoplug::make_operation(full, members));
-    return HP_OK;
   });
 }
 
@@ -77,15 +76,11 @@ hp_status hp_process_set_add(hp_engine* engine, const int32_t* ranks, int32_t co
                              hp_handle* handle) {
   return guarded([&] {
     *handle = engine->engine.use()->add_set(std::vector<int>(ranks, ranks + std::max(count, 0)));
-    return HP_OK;
   });
 }
 
 hp_status hp_process_set_remove(hp_engine* engine, int32_t process_set, hp_handle* handle) {
-  return guarded([&] {
-    *handle = engine->engine.use()->remove_set(checked_set(process_set));
-    return HP_OK;
-  });
+  return guarded([&] { *handle = engine->engine.use()->remove_set(checked_set(process_set)); });
 }
 
 hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* size,
@@ -94,15 +89,11 @@ hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int32_t* s
     const auto members = engine->engine.use()->any_members(checked_set(process_set));
     if (size != nullptr) *size = members->size();
     if (place != nullptr) *place = members->index;
-    return HP_OK;
   });
 }
 
 hp_status hp_join(hp_engine* engine, int32_t process_set, hp_handle* handle) {
-  return guarded([&] {
-    *handle = engine->engine.use()->join(checked_set(process_set));
-    return HP_OK;
-  });
+  return guarded([&] { *handle = engine->engine.use()->join(checked_set(process_set)); });
 }
 
 hp_status hp_poll(hp_engine* engine, hp_handle handle) {
@@ -129,36 +120,25 @@ hp_status hp_on_done(hp_engine* engine, hp_handle handle, hp_done done, void* co
     } else {
       engine->engine.handles().on_done(handle, done, context);
     }
-    return HP_OK;
   });
 }
 
 hp_status hp_expect_threads(hp_engine* engine, const int64_t* ids, int32_t count) {
-  return guarded([&] {
-    engine->engine.handles().expect_threads({ids, ids + std::max(count, 0)});
-    return HP_OK;
-  });
+  return guarded([&] { engine->engine.handles().expect_threads({ids, ids + std::max(count, 0)}); });
 }
 
 hp_status hp_hold_threads(hp_engine* engine, const int64_t* ids, int32_t count) {
-  return guarded([&] {
-    engine->engine.handles().hold_threads({ids, ids + std::max(count, 0)});
-    return HP_OK;
-  });
+  return guarded([&] { engine->engine.handles().hold_threads({ids, ids + std::max(count, 0)}); });
 }
 
 hp_status hp_note_wait(hp_engine* engine, hp_handle handle, const int64_t* ids, int32_t count) {
   return guarded([&] {
     engine->engine.handles().note_wait(handle, {ids, static_cast<std::size_t>(std::max(count, 0))});
-    return HP_OK;
   });
 }
 
 hp_status hp_release(hp_engine* engine, hp_handle handle) {
-  return guarded([&] {
-    engine->engine.handles().release(handle);
-    return HP_OK;
-  });
+  return guarded([&] { engine->engine.handles().release(handle); });
 }
 
 }  // extern "C"

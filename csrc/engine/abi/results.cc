@@ -1,4 +1,4 @@
-// The C ABI of results in host memory and of shared buffers.
+// The C ABI of results in the CPU's memory and of shared buffers.
 #include <cstdlib>
 
 #include "engine/abi/abi.h"
@@ -51,19 +51,14 @@ hp_status hp_result(hp_engine* engine, hp_handle handle, int32_t index, hp_tenso
 }
 
 hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, void** data) {
-  return guarded([&] {
-    *data = allocation_of(engine->engine.handles(), handle, index, false).release();
-    return HP_OK;
-  });
+  return guarded(
+      [&] { *data = allocation_of(engine->engine.handles(), handle, index, false).release(); });
 }
 
 void hp_free(void* data) { std::free(data); }
 
 hp_status hp_buffer_create(hp_engine* engine, uint64_t bytes, hp_handle* handle) {
-  return guarded([&] {
-    *handle = engine->engine.use()->create_buffer(bytes);
-    return HP_OK;
-  });
+  return guarded([&] { *handle = engine->engine.use()->create_buffer(bytes); });
 }
 
 hp_status hp_buffer_take(hp_engine* engine, hp_handle handle, hp_buffer** buffer) {

@@ -55,10 +55,11 @@ class ProcessSet {
   // more. Sends and recvs are the caller's business otherwise.
   Status accept(const OperationPtr& operation, RunningTime now);
 
-  // A message for the negotiator; see there.
-  bool receive(int from, MessageKind kind, Reader& reader) {
-    return negotiator_.receive(from, kind, reader);
+  // Messages for the negotiator; see there.
+  void receive(int from, MessageKind kind, Reader& reader) {
+    negotiator_.receive(from, kind, reader);
   }
+  void receive(int from, const Ready& ready) { negotiator_.receive(from, ready); }
   // What the negotiator has to say. Each decision must be passed to apply(), in order.
   struct Negotiated {
     std::vector<Negotiator::Outgoing> messages;

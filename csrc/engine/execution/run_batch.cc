@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 
+#include "base/cache_line.h"
 #include "base/hash.h"
 #include "collectives/allgather_fixed.h"
 #include "collectives/gpu/gpu_group.h"
@@ -17,10 +18,10 @@ namespace horoplug {
 namespace {
 
 Allocation allocate(std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
   // At least one cache line: an empty result still has an address.
-  const std::size_t size = (std::max<std::size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
-  Allocation memory(std::aligned_alloc(kLine, size));
+  const std::size_t size =
+      (std::max<std::size_t>(bytes, 1) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  Allocation memory(std::aligned_alloc(kCacheLine, size));
   if (!memory) throw std::bad_alloc();
   return memory;
 }

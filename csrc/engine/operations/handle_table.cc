@@ -1,10 +1,6 @@
 #include "engine/operations/handle_table.h"
 
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <utility>
 
 #include "base/time.h"
 

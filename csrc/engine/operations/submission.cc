@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "collectives/partition.h"
 #include "device/cpu/kernels.h"

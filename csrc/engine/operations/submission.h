@@ -11,8 +11,8 @@ namespace horoplug {
 OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members);
 
 // An operation on the job or on a set itself (see is_administrative). `arguments`: the ranks
-// (kAddSet), the number of the set (kRemoveSet), the size in bytes (kAddBuffer). `members`: all
-// ranks.
+// (kAddSet), the number of the set (kRemoveSet, kReleaseSet), the size in bytes (kAddBuffer).
+// `members`: all ranks.
 OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments);
 
 // The operation by which a rank that has joined takes part in other ranks' operations. Throws

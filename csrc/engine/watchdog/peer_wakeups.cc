@@ -36,7 +36,7 @@ void PeerWakeUps::wake_up(const std::vector<int>& ranks) {
   constexpr std::size_t kMostAtOnce = 8;  // most of a large number of peers wait, too
   for (std::size_t i = 0; i < std::min(ranks.size(), kMostAtOnce); ++i) {
     const int rank = ranks[next_++ % ranks.size()];
-    if (rank != rank_) mesh_.send_control(rank, encode_wake_up());
+    if (rank != rank_) mesh_.send_control(rank, encode(MessageKind::kWakeUp));
   }
 }
 

@@ -1,11 +1,5 @@
 #include "engine/watchdog/stall_inspector.h"
 
-#include <algorithm>
-#include <utility>
-#include <vector>
-
-#include "base/time.h"
-#include "controller/messages/messages.h"
 #include "engine/job_tree.h"
 
 namespace horoplug {
@@ -299,7 +293,7 @@ void StallInspector::fail_set(std::uint32_t set, int root, const Status& status)
   if (root == config_.rank) {
     registry_.find(set)->fail_all(status);
   } else {
-    mesh_.send_control(root, encode_fail(set, {status.code, status.message}));
+    mesh_.send_control(root, encode(MessageKind::kFail, set, Abort{status.code, status.message}));
   }
 }
 

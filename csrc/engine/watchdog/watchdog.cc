@@ -29,7 +29,8 @@ void Watchdog::watch(RunningTime now) {
   wakeups_.send_if_due(now);
   plans_.check(now);
   stalls_.check(now);
-  for (const int rank : suspicion_.take_pings()) mesh_.send_control(rank, encode_ping());
+  for (const int rank : suspicion_.take_pings())
+    mesh_.send_control(rank, encode(MessageKind::kPing));
 }
 
 }  // namespace horoplug

@@ -337,7 +337,6 @@ HP_API const char* hp_op_name(int32_t op);
 
 /* Bytes of one element, or 0 for an unknown dtype. */
 HP_API size_t hp_dtype_size(int32_t dtype);
-HP_API const char* hp_dtype_name(int32_t dtype);
 
 /* The instruction set that the CPU kernels of this process use: "avx512", "avx2" or "baseline". */
 HP_API const char* hp_cpu_kernels(void);
@@ -458,7 +457,7 @@ HP_API hp_status hp_take(hp_engine* engine, hp_handle handle, int32_t index, voi
 HP_API void hp_free(void* data);
 
 /* Tensors on GPUs. An operation on them is done when all of its work is enqueued on the GPU, which
- * may be long before the GPU has finished it: the host never waits for a GPU.
+ * may be long before the GPU has finished it: the CPU never waits for a GPU.
  *
  * hp_stream_wait makes later work in `stream` wait for the results of an operation that is done.
  * For operations on the CPU it does nothing. The operation uses its tensors until that point of the
@@ -472,8 +471,8 @@ HP_API void hp_free(void* data);
  * operation was submitted.)
  *
  * hp_stream_copy enqueues in `stream` a copy of result `index`, after the operation. `to`: memory
- * on the same GPU, of the size that hp_result reports. A result in host memory is copied to host
- * memory before the call returns. */
+ * on the same GPU, of the size that hp_result reports. A result in the CPU's memory is copied to
+ * the CPU's memory before the call returns. */
 typedef struct hp_device_memory hp_device_memory;
 HP_API hp_status hp_stream_wait(hp_engine* engine, hp_handle handle, void* stream);
 HP_API hp_status hp_take_device(hp_engine* engine, hp_handle handle, int32_t index, void* stream,

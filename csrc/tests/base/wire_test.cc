@@ -99,21 +99,21 @@ std::vector<Bytes> valid_messages() {
   return {encode(hello),
           encode(7, some_ready()),
           encode(7, Decisions{2, {batch, joined, error, close}}),
-          encode_leave(0, 3),
-          encode_leave(4, kSetRemoved),
-          encode_join(4, 2, 3),
-          encode_fail(4, {HP_DEADLOCK, "why"}),
+          encode(0, Leave{3}),
+          encode(4, Leave{kSetRemoved}),
+          encode(4, Joined{2, 3}),
+          encode(MessageKind::kFail, 4, Abort{HP_DEADLOCK, "why"}),
           encode(7, Offer{300, 5, DType::kFloat32, {2, 1000}}),
           encode(7, Offer{300, 5, DType::kFloat32, {1}, Offer::Source::kInline, Bytes(4)}),
           encode(Accept{300, {0, 7}}),
-          encode(MessageKind::kReject, 7, {300, HP_MISMATCH, "why"}),
-          encode(MessageKind::kCancel, 7, {300, HP_DEADLOCK, "why"}),
+          encode(MessageKind::kReject, 7, Refusal{300, HP_MISMATCH, "why"}),
+          encode(MessageKind::kCancel, 7, Refusal{300, HP_DEADLOCK, "why"}),
           encode(InspectionRequest{Seconds(2.5), true}),
           encode(CallOff{{1, "a", "g"}, {HP_DEADLOCK, "why"}}),
           encode(InspectionQuestion{9, Seconds(2.5), true, {{0, "a"}, {2, "b"}}}),
           encode(report),
           encode(Abort{HP_TIMEOUT, "why"}),
-          encode_bye(),
+          encode(MessageKind::kBye),
           encode(3, some_plan()),
           encode(3, DependencyLabels{4, {0, 1, 0, 300}}),
           encode(MessageKind::kBreak, 3, PlanNotice{2, 0}),
@@ -128,7 +128,7 @@ TEST_CASE("readiness messages round-trip") {
   const MessageHead head = read_head(reader);
   CHECK(head.kind == MessageKind::kReady);
   CHECK(head.set == 7);
-  const Ready got = decode_ready(reader);
+  const Ready got = decode<Ready>(reader);
   const Ready sent = some_ready();
   CHECK(got.agreement == sent.agreement);
   CHECK(got.ids == sent.ids);
@@ -147,7 +147,7 @@ TEST_CASE("decisions round-trip") {
   const Bytes bytes = encode(1, Decisions{2, {batch}});
   Reader reader(bytes);
   read_head(reader);
-  const Decisions got = decode_decisions(reader);
+  const Decisions got = decode<Decisions>(reader);
   REQUIRE(got.items.size() == 1);
   CHECK(got.items[0].batch == 12);
   REQUIRE(got.items[0].members.size() == 3);
@@ -177,8 +177,8 @@ TEST_CASE("ranks that have joined take little space in a message, however many o
     Reader reader(decisions), up_reader(up);
     read_head(reader);
     read_head(up_reader);
-    const Decisions got = decode_decisions(reader);
-    const Ready got_up = decode_ready(up_reader);
+    const Decisions got = decode<Decisions>(reader);
+    const Ready got_up = decode<Ready>(up_reader);
     for (std::size_t i = 0; i < kOperations; ++i) {
       CHECK(got.items[0].members[i].absent == joined);
       CHECK(got_up.requests[i].variants[0].ranks == joined);
@@ -195,7 +195,7 @@ TEST_CASE("plans round-trip") {
   const Bytes bytes = encode(3, some_plan());
   Reader reader(bytes);
   read_head(reader);
-  const Decisions got = decode_decisions(reader);
+  const Decisions got = decode<Decisions>(reader);
   REQUIRE(got.items.size() == 5);
   CHECK(got.items[0].kind == DecisionItem::Kind::kDependencyQuery);
   CHECK(got.items[0].batch == 4);
@@ -222,7 +222,7 @@ TEST_CASE("names with common prefixes and suffixes round-trip and are compact") 
   const auto decoded = [](const Bytes& bytes) {
     Reader reader(bytes);
     read_head(reader);
-    return decode_ready(reader);
+    return decode<Ready>(reader);
   };
   const Ready got = decoded(encode(0, ready));
   REQUIRE(got.requests.size() == ready.requests.size());
@@ -248,7 +248,7 @@ TEST_CASE("a message of repeated names and signatures expands by a bounded facto
       CHECK(message.size() > requests * (length + signature.shapes.size()) / 20);
       Reader reader(message);
       read_head(reader);
-      const Ready got = decode_ready(reader);
+      const Ready got = decode<Ready>(reader);
       REQUIRE(got.requests.size() == ready.requests.size());
       for (const auto& request : got.requests) {
         CHECK(request.name == ready.requests[0].name);
@@ -270,8 +270,10 @@ TEST_CASE("a failure needs an error code") {
     fail_all.kind = DecisionItem::Kind::kFailAll;
     fail_all.code = status;
     for (const Bytes& message :
-         {encode(Abort{status, "text"}), encode_fail(0, {status, "text"}),
-          encode(0, Decisions{1, {error}}), encode(0, Decisions{1, {fail_all}})}) {
+         {encode(Abort{status, "text"}), encode(MessageKind::kFail, 0, Abort{status, "text"}),
+          encode(0, Decisions{1, {error}}), encode(0, Decisions{1, {fail_all}}),
+          encode(MessageKind::kCancel, 0, Refusal{1, status, "text"}),
+          encode(CallOff{{}, {status, "text"}})}) {
       CAPTURE(code);
       if (is_error) {
         CHECK_NOTHROW(decode_any(message));
@@ -280,6 +282,10 @@ TEST_CASE("a failure needs an error code") {
       }
     }
   }
+}
+
+TEST_CASE("a decoded message is encoded as the same bytes") {
+  for (const Bytes& message : valid_messages()) CHECK(decode_any(message) == message);
 }
 
 TEST_CASE("a truncated message is rejected") {

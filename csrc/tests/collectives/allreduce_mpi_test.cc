@@ -59,7 +59,7 @@ struct AllreduceJob {
     call.reduce_op = op;
     call.reduce = kernels().reduce[static_cast<int>(ReduceOp::kSum)][static_cast<int>(dtype)];
     call.finish = finish;
-    return std::make_unique<Fiber>(host_mpi(comm, call));
+    return std::make_unique<Fiber>(cpu_mpi(comm, call));
   }
 
   Twice mpi;

@@ -102,7 +102,7 @@ std::vector<Bytes> on_devices(GpuJob& job, int rank, const std::vector<Tensor>& 
   std::vector<Bytes> results;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (fused) await(engine, handles[i]);
-    engine.make_stream_wait(handles[i], framework.stream());
+    RankGpu::make_stream_wait(*engine.handles().done(handles[i]), framework.stream());
     results.push_back(to[i]->read());
     engine.handles().release(handles[i]);
   }

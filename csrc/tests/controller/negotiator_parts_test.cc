@@ -329,7 +329,7 @@ TEST_CASE("a known name travels to the parent as its id, unless its signature ha
   const Bytes message = ready.take_message(3, 7);
   Reader reader(message);
   CHECK(read_head(reader).set == 3);
-  const Ready decoded = decode_ready(reader);
+  const Ready decoded = decode<Ready>(reader);
   CHECK(decoded.agreement == 7);
   CHECK(decoded.ids == std::vector<std::uint32_t>{0, 1});
   REQUIRE(decoded.requests.size() == 3);

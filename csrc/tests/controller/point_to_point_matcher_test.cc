@@ -61,16 +61,16 @@ struct Network {
     const MessageHead head = read_head(reader);
     switch (head.kind) {
       case MessageKind::kOffer:
-        rank(to).receive_offer(from, head.set, decode_offer(reader));
+        rank(to).receive_offer(from, head.set, decode<Offer>(reader));
         break;
       case MessageKind::kAccept:
-        rank(to).receive_accept(from, decode_accept(reader));
+        rank(to).receive_accept(from, decode<Accept>(reader));
         break;
       case MessageKind::kReject:
-        rank(to).receive_reject(from, decode_refusal(reader));
+        rank(to).receive_reject(from, decode<Refusal>(reader));
         break;
       default:
-        rank(to).receive_cancel(from, head.set, decode_refusal(reader));
+        rank(to).receive_cancel(from, head.set, decode<Refusal>(reader));
     }
     collect(to);
     return true;

@@ -22,7 +22,7 @@ namespace {
 using namespace horoplug;
 using namespace horoplug::cuda;
 using horoplug::testing::fill;
-using horoplug::testing::run_on_host;
+using horoplug::testing::run_on_cpu;
 using horoplug::testing::seed;
 
 constexpr unsigned char kUntouched = 0xa5;
@@ -86,8 +86,8 @@ void run_move(DType from, DType to, Finish finish, const std::vector<Transfer>& 
   const MoveArgs args{
       {table.chunks.data(), static_cast<std::uint32_t>(table.chunks.size()), table.tiles},
       finish_args(from, finish)};
-  REQUIRE(run_on_host(move_kernel(from, to, finish), &args, random_blocks(random, table.tiles),
-                      random));
+  REQUIRE(
+      run_on_cpu(move_kernel(from, to, finish), &args, random_blocks(random, table.tiles), random));
 }
 
 // The result of moving a tensor with the CPU kernels.
@@ -278,7 +278,7 @@ void check_reduce(ReduceOp op, DType dtype, int sources, Finish finish, bool in_
   for (std::size_t s = 0; s < bases.size(); ++s) {
     args.source[s] = reinterpret_cast<const char*>(bases[s]);
   }
-  REQUIRE(run_on_host(reduce_kernel(op, dtype), &args, random_blocks(random, table.tiles), random));
+  REQUIRE(run_on_cpu(reduce_kernel(op, dtype), &args, random_blocks(random, table.tiles), random));
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const void* const result =
         in_place ? buffers.back().data() + layout.offsets[i] : outputs[i].data();
@@ -318,10 +318,10 @@ std::vector<Dots> dots_of(DType dtype, const unsigned char* a, const unsigned ch
   std::vector<Dots> of_tiles(table.tiles), of_chunks(chunks.size());
   const DotsArgs dots{batch, reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(b),
                       of_tiles.data()};
-  REQUIRE(run_on_host(std::string("dots_") + dtype_name(dtype), &dots,
-                      random_blocks(random, table.tiles), random));
+  REQUIRE(run_on_cpu(std::string("dots_") + dtype_name(dtype), &dots,
+                     random_blocks(random, table.tiles), random));
   const SumArgs sum{batch, of_tiles.data(), of_chunks.data()};
-  REQUIRE(run_on_host("sum_of_tiles", &sum, random_blocks(random, batch.chunk_count), random));
+  REQUIRE(run_on_cpu("sum_of_tiles", &sum, random_blocks(random, batch.chunk_count), random));
   return of_chunks;
 }
 
@@ -391,8 +391,8 @@ TEST_CASE("linear combinations of two vectors give the CPU's results") {
           reinterpret_cast<const char*>(a.data()),
           reinterpret_cast<const char*>(b.data()),
           dots.data()};
-      REQUIRE(run_on_host(std::string("blend_") + dtype_name(dtype), &args,
-                          random_blocks(random, table.tiles), random));
+      REQUIRE(run_on_cpu(std::string("blend_") + dtype_name(dtype), &args,
+                         random_blocks(random, table.tiles), random));
       std::vector<unsigned char> expected(out.bytes());
       const auto coefficient = [](double square, double product) {
         return square == 0 ? 1 : 1 - product / (2 * square);
@@ -408,7 +408,7 @@ TEST_CASE("linear combinations of two vectors give the CPU's results") {
 
 TEST_CASE("running an unknown kernel returns false") {
   std::mt19937_64 random(seed());
-  CHECK_FALSE(run_on_host("copy_256", nullptr, 1, random));
+  CHECK_FALSE(run_on_cpu("copy_256", nullptr, 1, random));
 }
 
 }  // namespace

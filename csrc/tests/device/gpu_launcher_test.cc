@@ -20,7 +20,7 @@ namespace {
 using namespace horoplug;
 using namespace horoplug::cuda;
 using horoplug::testing::RecordedDriver;
-using horoplug::testing::run_on_host;
+using horoplug::testing::run_on_cpu;
 using horoplug::testing::seed;
 using Calls = std::vector<std::string>;
 
@@ -34,7 +34,7 @@ std::shared_ptr<const Image> code(const std::string& kernel, int capability) {
 struct Gpu {
   Gpu() {
     driver.on_launch = [this](const std::string& name, unsigned blocks, void* args) {
-      CHECK(run_on_host(name, args, blocks, random));
+      CHECK(run_on_cpu(name, args, blocks, random));
       CHECK(driver.pushed() == 1);
     };
   }

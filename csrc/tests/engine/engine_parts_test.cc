@@ -26,7 +26,7 @@ struct Starting {
     for (auto& [from, message] : std::exchange(parts.received, {})) {
       Reader reader(message);
       if (read_head(reader).kind == MessageKind::kHello) {
-        handshake.receive(from, decode_hello(reader));
+        handshake.receive(from, decode<Hello>(reader));
       } else {
         handshake.receive_introduced(from);
       }
@@ -169,7 +169,7 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   MessageDispatcher dispatcher(rank.lifecycle, rank.mesh, handshake, rank.registry,
                                rank.point_to_point, stalls, rank.suspicion, rank.peers,
                                rank.tracing);
-  dispatcher.receive(1, encode_leave(0, 1));  // kept until the handshake is done
+  dispatcher.receive(1, encode(0, Leave{1}));  // kept until the handshake is done
   rank.lifecycle.enter(Lifecycle::State::kRunning);
   const auto decisions = [&](std::uint32_t set) {
     ProcessSet& found = *rank.registry.find(set);
@@ -178,15 +178,15 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   };
   dispatcher.deliver_early();
   CHECK(decisions(0) == 1);  // all ranks leave: the set closes
-  dispatcher.receive(1, encode_leave(1, 1));
+  dispatcher.receive(1, encode(1, Leave{1}));
   rank.registry.create({0, 1}, at(0));
   dispatcher.deliver_early(1);
   CHECK(decisions(1) == 1);
   // Messages from ranks that are not members of the set are rejected.
   rank.registry.create({0}, at(0));
-  CHECK_THROWS_AS(dispatcher.receive(1, encode_leave(2, 1)), WireError);
+  CHECK_THROWS_AS(dispatcher.receive(1, encode(2, Leave{1})), WireError);
   CHECK(!rank.peers.has_departed(1));
-  dispatcher.receive(1, encode_bye());
+  dispatcher.receive(1, encode(MessageKind::kBye));
   CHECK(rank.peers.has_departed(1));
 }
 

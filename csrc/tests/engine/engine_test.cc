@@ -678,7 +678,7 @@ TEST_CASE("the handshake succeeds if a peer shuts down before it is finished") {
   const Status status = failure_of([&] { allreduce_ones(*job.engine, "x"); });
   CHECK(status.code == HP_SHUT_DOWN);
   CHECK(mentions(status, {"rank 0 has shut down"}));
-  job.at(2).send(encode_bye());
+  job.at(2).send(encode(MessageKind::kBye));
   job.at(2).hang_up();
 }
 

@@ -196,7 +196,7 @@ TEST_CASE("concurrent operations are fused, run in plans, and give correct resul
       }
       for (const hp_handle handle : handles) {
         await(engine, handle);
-        engine.make_stream_wait(handle, framework.stream());
+        RankGpu::make_stream_wait(*engine.handles().done(handle), framework.stream());
         engine.handles().release(handle);
       }
       for (int i = 0; i < kTensors; ++i) {
@@ -246,7 +246,7 @@ TEST_CASE("an operation does not make the host wait for the GPU") {
         order.stream = framework.stream();
         const hp_handle handle = submit(engine, order);
         await(engine, handle);
-        engine.make_stream_wait(handle, framework.stream());
+        RankGpu::make_stream_wait(*engine.handles().done(handle), framework.stream());
         engine.handles().release(handle);
       }
       array.read();
@@ -341,13 +341,16 @@ TEST_CASE("a copy of a result is ordered in its stream after the operation") {
       order.stream = framework.stream();
       const hp_handle handle = submit(engine, order);
       CHECK(failure_of([&] {
-              engine.copy_result(handle + 1, 0, copy.address(), framework.stream());
+              RankGpu::copy_result(*engine.handles().done(handle + 1), 0, copy.address(),
+                                   framework.stream());
             }).code == HP_INVALID_ARGUMENT);
       await(engine, handle);
-      CHECK(mentions(
-          failure_of([&] { engine.copy_result(handle, 1, copy.address(), framework.stream()); }),
-          {"no tensor 1"}));
-      engine.copy_result(handle, 0, copy.address(), framework.stream());
+      CHECK(mentions(failure_of([&] {
+                       RankGpu::copy_result(*engine.handles().done(handle), 1, copy.address(),
+                                            framework.stream());
+                     }),
+                     {"no tensor 1"}));
+      RankGpu::copy_result(*engine.handles().done(handle), 0, copy.address(), framework.stream());
       engine.handles().release(handle);
       Bytes expected = floats(kBytes / sizeof(float), static_cast<float>(i));
       const Bytes second = floats(kBytes / sizeof(float), static_cast<float>(1 + i));
@@ -363,7 +366,7 @@ TEST_CASE("a copy of a result is ordered in its stream after the operation") {
     const hp_handle handle = submit(engine, order);
     await(engine, handle);
     float copied[4]{};
-    engine.copy_result(handle, 0, copied, nullptr);
+    RankGpu::copy_result(*engine.handles().done(handle), 0, copied, nullptr);
     engine.handles().release(handle);
     CHECK(copied[0] + copied[1] == 0);
     CHECK(copied[2] + copied[3] == 2);
@@ -542,7 +545,7 @@ TEST_CASE("an abort ends the waits of the other ranks' GPU streams") {
     order.stream = framework.stream();
     const hp_handle handle = submit(job.engine(rank), order);
     await(job.engine(rank), handle);
-    job.engine(rank).make_stream_wait(handle, framework.stream());
+    RankGpu::make_stream_wait(*job.engine(rank).handles().done(handle), framework.stream());
     all_submitted.arrive_and_wait();
     if (rank == 0) {
       job.engine(0).abort("the test wants it");

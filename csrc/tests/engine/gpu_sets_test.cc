@@ -161,7 +161,7 @@ TEST_CASE("two sets whose operations are ordered differently load kernels withou
     const auto finish = [&](hp_handle handle) {
       const Status status = failure_of([&] { await(engine, handle); });
       REQUIRE_MESSAGE(status.ok(), status.message);
-      engine.make_stream_wait(handle, framework.stream());
+      RankGpu::make_stream_wait(*engine.handles().done(handle), framework.stream());
       engine.handles().release(handle);
     };
     // Memory and tables are allocated before anything can block. Rank 0 loads the kernel for the

@@ -87,7 +87,7 @@ TEST_CASE("a peer may say why it leaves after another connection than the first 
     job.wait_for_failures(1);
     job.peers->check_links();
     CHECK(job.peers->undecided());
-    job.far[0]->send(says_bye ? encode_bye() : encode(Abort{HP_ABORTED, "why"}));
+    job.far[0]->send(says_bye ? encode(MessageKind::kBye) : encode(Abort{HP_ABORTED, "why"}));
     job.far[0]->hang_up();
     job.wait_for_failures(2);
     CHECK(job.messages == 1);
@@ -151,7 +151,7 @@ TEST_CASE("a rank that has failed keeps its connections until the peers have clo
 TEST_CASE("what arrives after the end is read and dropped") {
   TwoLanes job;
   job.mesh->drop_input();
-  job.far[0]->send(encode_bye());
+  job.far[0]->send(encode(MessageKind::kBye));
   job.far[0]->send_bytes(std::vector<std::byte>(1000, std::byte{0x5A}));
   job.far[0]->hang_up();
   job.far[1]->hang_up();

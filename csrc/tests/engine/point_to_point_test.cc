@@ -627,7 +627,7 @@ TEST_CASE("tensors are sent between GPUs, and between a GPU and a CPU") {
             submit(engine, order_of(OpKind::kReceive, on_host, previous, 2))};
         for (const hp_handle handle : handles) {
           await(engine, handle);
-          engine.make_stream_wait(handle, framework.stream());
+          RankGpu::make_stream_wait(*engine.handles().done(handle), framework.stream());
           engine.handles().release(handle);
         }
         const std::vector<float> expected = numbers(count, previous);

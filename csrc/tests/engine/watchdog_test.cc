@@ -60,11 +60,11 @@ struct Inspectors {
     Reader reader(message);
     switch (read_head(reader).kind) {
       case MessageKind::kInspectionRequest:
-        return inspector.receive(decode_inspection_request(reader));
+        return inspector.receive(decode<InspectionRequest>(reader));
       case MessageKind::kInspection:
-        return inspector.receive(from, decode_inspection(reader));
+        return inspector.receive(from, decode<InspectionQuestion>(reader));
       case MessageKind::kReport:
-        return inspector.receive(from, decode_report(reader));
+        return inspector.receive(from, decode<Report>(reader));
       default:
         return;
     }

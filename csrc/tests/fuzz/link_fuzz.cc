@@ -57,9 +57,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Reader reader(message);
     const MessageKind kind = read_head(reader).kind;
     if (kind == MessageKind::kInspection) {
-      inspection.receive(from, decode_inspection(reader));
+      inspection.receive(from, decode<InspectionQuestion>(reader));
     } else if (kind == MessageKind::kReport) {
-      inspection.receive(from, decode_report(reader));
+      inspection.receive(from, decode<Report>(reader));
     } else {
       negotiator.receive(from, kind, reader);
     }

@@ -1,4 +1,4 @@
-// Decodes any kind of control message, and encodes the result again if the kind has contents.
+// Decodes any kind of control message, and encodes the result again.
 #pragma once
 
 #include "controller/messages/messages.h"
@@ -6,72 +6,59 @@
 
 namespace horoplug::testing {
 
+template <typename Message>
+Bytes decode_and_encode(const MessageHead& head, Reader& reader) {
+  return encode(head.kind, head.set, decode<Message>(reader));
+}
+
 // Throws WireError if the bytes are not a valid message.
-inline void decode_any(std::span<const std::byte> bytes) {
+inline Bytes decode_any(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   const MessageHead head = read_head(reader);
   switch (head.kind) {
     case MessageKind::kHello:
-      encode(decode_hello(reader));
-      break;
+      return decode_and_encode<Hello>(head, reader);
     case MessageKind::kReady:
-      encode(head.set, decode_ready(reader));
-      break;
+      return decode_and_encode<Ready>(head, reader);
     case MessageKind::kDecisions:
-      encode(head.set, decode_decisions(reader));
-      break;
+      return decode_and_encode<Decisions>(head, reader);
     case MessageKind::kLeave:
-      encode_leave(head.set, decode_leave(reader));
-      break;
-    case MessageKind::kJoin: {
-      const Joined joined = decode_join(reader);
-      encode_join(head.set, joined.agreement, joined.rank);
-      break;
-    }
+      return decode_and_encode<Leave>(head, reader);
+    case MessageKind::kJoin:
+      return decode_and_encode<Joined>(head, reader);
     case MessageKind::kInspection:
-      encode(decode_inspection(reader));
-      break;
+      return decode_and_encode<InspectionQuestion>(head, reader);
     case MessageKind::kReport:
-      encode(decode_report(reader));
-      break;
+      return decode_and_encode<Report>(head, reader);
     case MessageKind::kFail:
-      encode_fail(head.set, decode_abort(reader));
-      break;
     case MessageKind::kAbort:
-      encode(decode_abort(reader));
-      break;
+      return decode_and_encode<Abort>(head, reader);
     case MessageKind::kDependencyLabels:
-      encode(head.set, decode_dependency_labels(reader));
-      break;
+      return decode_and_encode<DependencyLabels>(head, reader);
     case MessageKind::kBreak:
     case MessageKind::kHalt:
     case MessageKind::kHalted:
-      encode(head.kind, head.set, decode_plan_notice(reader));
-      break;
+      return decode_and_encode<PlanNotice>(head, reader);
     case MessageKind::kOffer:
-      encode(head.set, decode_offer(reader));
-      break;
+      return decode_and_encode<Offer>(head, reader);
     case MessageKind::kAccept:
-      encode(decode_accept(reader));
-      break;
+      return decode_and_encode<Accept>(head, reader);
     case MessageKind::kReject:
     case MessageKind::kCancel:
-      encode(head.kind, head.set, decode_refusal(reader));
-      break;
+      return decode_and_encode<Refusal>(head, reader);
     case MessageKind::kInspectionRequest:
-      encode(decode_inspection_request(reader));
-      break;
+      return decode_and_encode<InspectionRequest>(head, reader);
     case MessageKind::kCallOff:
-      encode(decode_call_off(reader));
-      break;
+      return decode_and_encode<CallOff>(head, reader);
     case MessageKind::kIntroduced:
     case MessageKind::kBye:
     case MessageKind::kWakeUp:
     case MessageKind::kPing:
     case MessageKind::kPong:
       reader.expect_end();
-      break;
+      return encode(head.kind);
   }
+  throw WireError("unknown kind");
 }
 
 }  // namespace horoplug::testing

@@ -106,7 +106,7 @@ std::vector<std::byte> GpuJob::perform(int rank, Order order, const std::vector<
   Engine& engine = this->engine(rank);
   const hp_handle handle = submit(engine, order);
   await(engine, handle);
-  engine.make_stream_wait(handle, framework.stream());
+  RankGpu::make_stream_wait(*engine.handles().done(handle), framework.stream());
   const auto& outcome = engine.handles().done(handle)->outcomes.front();
   const auto result = framework.read(std::bit_cast<CUdeviceptr>(outcome.data),
                                      static_cast<std::size_t>(outcome.bytes));

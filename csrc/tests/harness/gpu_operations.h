@@ -55,7 +55,7 @@ class InFlight {
     failed_ = true;  // await() releases the handle of a failed operation
     await(engine_, handle_);
     failed_ = false;
-    engine_.make_stream_wait(handle_, framework_.stream());
+    RankGpu::make_stream_wait(*engine_.handles().done(handle_), framework_.stream());
   }
   std::vector<std::byte> result() {
     wait();

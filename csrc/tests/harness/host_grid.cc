@@ -54,8 +54,8 @@ std::size_t args_bytes(const std::string& kernel) {
   return found == nullptr ? 0 : found->args_bytes;
 }
 
-bool run_on_host(const std::string& kernel, const void* args, std::uint32_t blocks,
-                 std::mt19937_64& random, std::size_t threads) {
+bool run_on_cpu(const std::string& kernel, const void* args, std::uint32_t blocks,
+                std::mt19937_64& random, std::size_t threads) {
   const HostKernel* const found = find(kernel);
   if (found == nullptr) return false;
   std::vector<std::uint32_t> order(blocks);

@@ -92,7 +92,7 @@ struct ThirdOfJob {
     end.kind = DecisionItem::Kind::kClose;
     introduce(peer);
     at(peer).send(encode(0, Decisions{0, {end}}));
-    at(peer).send(encode_bye());
+    at(peer).send(encode(MessageKind::kBye));
     // The engine answers a goodbye by closing its side: it has read the goodbye when this returns.
     at(peer).wait_for_end();
     at(peer).hang_up();

@@ -71,9 +71,9 @@ class SimulatedInspection {
   static void deliver(int from, StallInspection& to, const Bytes& message) {
     Reader reader(message);
     if (read_head(reader).kind == MessageKind::kInspection) {
-      to.receive(from, decode_inspection(reader));
+      to.receive(from, decode<InspectionQuestion>(reader));
     } else {
-      to.receive(from, decode_report(reader));
+      to.receive(from, decode<Report>(reader));
     }
   }
 

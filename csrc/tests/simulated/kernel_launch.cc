@@ -58,7 +58,7 @@ CUresult Functions::LaunchKernel(CUfunction handle, unsigned grid, unsigned grid
   machine().enqueue(
       *stream, kernel->name.c_str(),
       [kernel, args, grid](Stream::Random& random) {
-        run_on_host(kernel->name, args.data(), grid, random, /*threads=*/1);
+        run_on_cpu(kernel->name, args.data(), grid, random, /*threads=*/1);
       },
       machine().referenced(args));
   return kSuccess;

@@ -1,8 +1,6 @@
 #include "transport/inproc/pipe.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <mutex>
 #include <vector>
 

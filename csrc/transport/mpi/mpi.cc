@@ -53,42 +53,28 @@ template <typename Handle>
 class MpiOf final : public Mpi {
  public:
   explicit MpiOf(const hp_mpi& mpi)
-      : category_(category_of(function<Category::ErrorString>(mpi.error_string))),
-        isend_(function<Isend>(mpi.isend)),
-        irecv_(function<Irecv>(mpi.irecv)),
-        test_(function<Test>(mpi.test)),
-        cancel_(function<Cancel>(mpi.cancel)),
-        finalized_(function<Finalized>(mpi.finalized)),
-        iallreduce_(function<Iallreduce>(mpi.iallreduce)),
-        ibcast_(function<Ibcast>(mpi.ibcast)),
-        iallgatherv_(function<Iallgatherv>(mpi.iallgatherv)),
-        ialltoallv_(function<Ialltoallv>(mpi.ialltoallv)),
-        ireduce_scatter_(function<IreduceScatter>(mpi.ireduce_scatter)),
-        ibarrier_(function<Ibarrier>(mpi.ibarrier)),
+      : mpi_(mpi),
+        category_(category_of(reinterpret_cast<Category::ErrorString>(mpi.error_string))),
         communicator_(handle(mpi.communicator)),
-        byte_(handle(mpi.byte)),
-        in_place_(mpi.in_place),
-        on_gpu_(static_cast<OnGpu>(mpi.on_gpu)) {
+        byte_(handle(mpi.byte)) {
     copy_handles(mpi.dtypes, mpi.dtype_count, dtypes_);
     copy_handles(mpi.reduce_ops, mpi.reduce_op_count, ops_);
   }
 
   Request send(const void* data, std::size_t bytes, int rank) override {
-    Handle request{};
-    check(call(isend_, data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
-    return {number(request), true};
+    return start<Isend>(mpi_.isend, data, static_cast<int>(bytes), byte_, rank, kTag,
+                        communicator_);
   }
   Request receive(void* data, std::size_t bytes, int rank) override {
-    Handle request{};
-    check(call(irecv_, data, static_cast<int>(bytes), byte_, rank, kTag, communicator_, &request));
-    return {number(request), true};
+    return start<Irecv>(mpi_.irecv, data, static_cast<int>(bytes), byte_, rank, kTag,
+                        communicator_);
   }
   bool test(Request& request) override {
     if (!request.open) return true;
     Handle open = handle(request.handle);
     int done = 0;
     Status status;
-    const int result = call(test_, &open, &done, &status);
+    const int result = call<Test>(mpi_.test, &open, &done, &status);
     request = {number(open), result == kSuccess && done == 0};
     check(result);
     return done != 0;
@@ -96,23 +82,23 @@ class MpiOf final : public Mpi {
   void cancel(Request& request) override {
     if (!request.open) return;
     Handle open = handle(request.handle);
-    check(call(cancel_, &open));
+    check(call<Cancel>(mpi_.cancel, &open));
     request.handle = number(open);
   }
   bool has(OpKind kind) const override {
     switch (kind) {
       case OpKind::kAllreduce:
-        return iallreduce_ != nullptr;
+        return mpi_.iallreduce != nullptr;
       case OpKind::kBroadcast:
-        return ibcast_ != nullptr;
+        return mpi_.ibcast != nullptr;
       case OpKind::kAllgather:
-        return iallgatherv_ != nullptr;
+        return mpi_.iallgatherv != nullptr;
       case OpKind::kAlltoall:
-        return ialltoallv_ != nullptr;
+        return mpi_.ialltoallv != nullptr;
       case OpKind::kReducescatter:
-        return ireduce_scatter_ != nullptr;
+        return mpi_.ireduce_scatter != nullptr;
       case OpKind::kBarrier:
-        return ibarrier_ != nullptr;
+        return mpi_.ibarrier != nullptr;
       default:
         return false;
     }
@@ -121,46 +107,32 @@ class MpiOf final : public Mpi {
     return type_of(dtype) != Handle{} && op_of(op) != Handle{};
   }
   Request allreduce(void* data, std::size_t elements, DType dtype, ReduceOp op) override {
-    Handle request{};
-    check(call(iallreduce_, in_place_, data, static_cast<int>(elements), type_of(dtype), op_of(op),
-               communicator_, &request));
-    return {number(request), true};
+    return start<Iallreduce>(mpi_.iallreduce, mpi_.in_place, data, static_cast<int>(elements),
+                             type_of(dtype), op_of(op), communicator_);
   }
   Request broadcast(void* data, std::size_t bytes, int root) override {
-    Handle request{};
-    check(call(ibcast_, data, static_cast<int>(bytes), byte_, root, communicator_, &request));
-    return {number(request), true};
+    return start<Ibcast>(mpi_.ibcast, data, static_cast<int>(bytes), byte_, root, communicator_);
   }
   Request allgather(void* data, const Parts& parts) override {
-    Handle request{};
-    check(call(iallgatherv_, in_place_, 0, byte_, data, parts.sizes, parts.begins, byte_,
-               communicator_, &request));
-    return {number(request), true};
+    return start<Iallgatherv>(mpi_.iallgatherv, mpi_.in_place, 0, byte_, data, parts.sizes,
+                              parts.begins, byte_, communicator_);
   }
   Request alltoall(const void* input, const Parts& sent, void* output,
                    const Parts& received) override {
-    Handle request{};
-    check(call(ialltoallv_, input, sent.sizes, sent.begins, byte_, output, received.sizes,
-               received.begins, byte_, communicator_, &request));
-    return {number(request), true};
+    return start<Ialltoallv>(mpi_.ialltoallv, input, sent.sizes, sent.begins, byte_, output,
+                             received.sizes, received.begins, byte_, communicator_);
   }
   Request reducescatter(const void* input, void* output, const int* elements, DType dtype,
                         ReduceOp op) override {
-    Handle request{};
-    check(call(ireduce_scatter_, input, output, elements, type_of(dtype), op_of(op), communicator_,
-               &request));
-    return {number(request), true};
+    return start<IreduceScatter>(mpi_.ireduce_scatter, input, output, elements, type_of(dtype),
+                                 op_of(op), communicator_);
   }
-  Request barrier() override {
-    Handle request{};
-    check(call(ibarrier_, communicator_, &request));
-    return {number(request), true};
-  }
-  OnGpu on_gpu() const override { return on_gpu_; }
+  Request barrier() override { return start<Ibarrier>(mpi_.ibarrier, communicator_); }
+  OnGpu on_gpu() const override { return static_cast<OnGpu>(mpi_.on_gpu); }
   void set(std::shared_ptr<Setting> setting) override { setting_ = std::move(setting); }
   bool finalized() const override {
     int flag = 0;
-    return finalized_(&flag) != kSuccess || flag != 0;
+    return reinterpret_cast<Finalized>(mpi_.finalized)(&flag) != kSuccess || flag != 0;
   }
 
  private:
@@ -178,10 +150,6 @@ class MpiOf final : public Mpi {
   using IreduceScatter = int (*)(const void*, void*, const int*, Handle, Handle, Handle, Handle*);
   using Ibarrier = int (*)(Handle, Handle*);
 
-  template <typename Function>
-  static Function function(void* address) {
-    return reinterpret_cast<Function>(address);
-  }
   static Handle handle(std::uint64_t value) {
     if constexpr (std::is_pointer_v<Handle>) {
       return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(value));
@@ -198,7 +166,7 @@ class MpiOf final : public Mpi {
   }
   // Every call except those that neither ask nor wait for anything.
   template <typename Function, typename... Arguments>
-  int call(Function function, Arguments... arguments) const {
+  int call(void* function, Arguments... arguments) const {
     struct Within {
       explicit Within(Setting* setting)
           : to_leave(setting && setting->enter() ? setting : nullptr) {}
@@ -208,7 +176,13 @@ class MpiOf final : public Mpi {
       Setting* const to_leave;
     };
     const Within within(setting_.get());
-    return function(arguments...);
+    return reinterpret_cast<Function>(function)(arguments...);
+  }
+  template <typename Function, typename... Arguments>
+  Request start(void* function, Arguments... arguments) const {
+    Handle request{};
+    check(call<Function>(function, arguments..., &request));
+    return {number(request), true};
   }
   Handle type_of(DType dtype) const { return dtypes_[static_cast<std::size_t>(dtype)]; }
   Handle op_of(ReduceOp op) const { return ops_[static_cast<std::size_t>(op)]; }
@@ -216,22 +190,10 @@ class MpiOf final : public Mpi {
     if (code != kSuccess) throw std::system_error(code, category_);
   }
 
+  const hp_mpi mpi_;  // its functions and constants; the arrays were copied
   const Category& category_;
-  const Isend isend_;
-  const Irecv irecv_;
-  const Test test_;
-  const Cancel cancel_;
-  const Finalized finalized_;
-  const Iallreduce iallreduce_;
-  const Ibcast ibcast_;
-  const Iallgatherv iallgatherv_;
-  const Ialltoallv ialltoallv_;
-  const IreduceScatter ireduce_scatter_;
-  const Ibarrier ibarrier_;
   const Handle communicator_;
   const Handle byte_;
-  void* const in_place_;
-  const OnGpu on_gpu_;
   std::shared_ptr<Setting> setting_;
   // Values that the description does not contain become 0, the null handle here.
   template <std::size_t kCount>

@@ -63,7 +63,7 @@ class Mpi {
                                 ReduceOp op) = 0;
   virtual Request barrier() = 0;
 
-  // The collectives that accept GPU memory in place of host memory.
+  // The collectives that accept GPU memory in place of the CPU's memory.
   enum class OnGpu : int { kNothing = 0, kMoves, kAll };
   virtual OnGpu on_gpu() const { return OnGpu::kNothing; }
   // The state that must be current during each call from now on. MPI may progress, in any such

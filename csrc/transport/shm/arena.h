@@ -22,6 +22,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/cache_line.h"
 #include "transport/doorbell.h"
 #include "transport/shm/segment.h"
 
@@ -42,19 +43,19 @@ class Arena {
   using Counter = std::atomic<std::uint64_t>;
   // A counter and, for kPacked, the values that belong to it, indexed by cycle mod kSlots: the hash
   // of the batch, and the position of the input if it is not in the slot (see Call::place).
-  struct alignas(64) Flag {
+  struct alignas(kCacheLine) Flag {
     Counter counter{0};
     Counter checks[kSlots];
     Counter places[kSlots];
   };
-  static_assert(sizeof(Flag) == 64);
-  struct alignas(64) FlagLine {
+  static_assert(sizeof(Flag) == kCacheLine);
+  struct alignas(kCacheLine) FlagLine {
     Counter flag{0};  // the number of the exchange
     Counter check{0};
     std::byte data[kLineBytes];
   };
   struct Header {
-    alignas(64) Doorbell::Word asleep{0};
+    alignas(kCacheLine) Doorbell::Word asleep{0};
     Flag stages[4];
     FlagLine lines[kLines];
   };

@@ -1,7 +1,5 @@
 #include "transport/shm/host_memory.h"
 
-#include <string>
-
 #include "base/status.h"
 
 namespace horoplug {

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cache_line.h"
 #include "base/task.h"
 #include "transport/doorbell.h"
 #include "transport/shm/arena.h"
@@ -35,8 +36,8 @@ class TransferSlots {
   using Counter = std::atomic<std::uint64_t>;
   static_assert(Counter::is_always_lock_free);
   struct Flags {
-    alignas(64) Counter filled{0};
-    alignas(64) Counter emptied{0};
+    alignas(kCacheLine) Counter filled{0};
+    alignas(kCacheLine) Counter emptied{0};
   };
   // The place of the pool in the segment of a rank.
   static constexpr std::size_t kBegin = Arena::kSegmentBytes;

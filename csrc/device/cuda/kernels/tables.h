@@ -1,4 +1,4 @@
-// The arguments that the host passes to a kernel: plain structs with the same layout for the host's
+// The arguments that the CPU passes to a kernel: plain structs with the same layout for the host's
 // compiler and for CUDA's.
 //
 // A batch is a list of chunks, each a run of elements from one place to another, and is cut into

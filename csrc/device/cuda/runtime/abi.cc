@@ -1,5 +1,4 @@
 // The part of the C ABI that describes GPUs.
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <string>

@@ -3,9 +3,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
-#include <utility>
 
 #include "device/cuda/driver/driver.h"
 
@@ -56,9 +54,9 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   CUstream handle() const { return stream_; }
-  // Later work in this stream waits for the event; the host does not wait.
+  // Later work in this stream waits for the event; the CPU does not wait.
   void wait_for(CUevent event) const;
-  // Blocks the host: for tests and shutdown.
+  // Blocks the calling thread: for tests and shutdown.
   void synchronize() const;
 
  private:
@@ -89,7 +87,7 @@ class DeviceMemory {
   // Freeing it waits for all work on the GPU.
   DeviceMemory(const Context& context, std::size_t bytes);
   // Allocated and freed in stream order: usable from the stream's present position up to its
-  // position at the release. The host does not wait.
+  // position at the release. The CPU does not wait.
   DeviceMemory(const Context& context, std::size_t bytes, CUstream stream);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
@@ -105,7 +103,7 @@ class DeviceMemory {
   CUstream stream_ = nullptr;
 };
 
-// Pinned host memory, for asynchronous copies.
+// Pinned memory, for asynchronous copies.
 class PinnedMemory {
  public:
   PinnedMemory(const Context& context, std::size_t bytes);

@@ -37,7 +37,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void refuse_capture(CUstream stream) const;
   // Records all work that is in the stream now.
   EventPtr mark(CUstream stream);
-  // Later work in the stream waits for the event; the host does not wait.
+  // Later work in the stream waits for the event; the CPU does not wait.
   void make_wait(CUstream stream, const Event& event) const;
   // Enqueues a copy within the GPU's memory.
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) const;

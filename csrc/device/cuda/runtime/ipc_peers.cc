@@ -120,7 +120,7 @@ bool IpcPeers::all_have_reached(std::uint32_t barrier) const {
   return true;
 }
 
-// The ranks have one further barrier, for which their hosts wait and no GPU.
+// The ranks have one further barrier, for which their threads wait and no GPU.
 bool IpcPeers::closed_by_all(CUstream stream) {
   if (closing_ == Closing::kNotBegun) {
     last_ = device_->mark(stream);

@@ -9,10 +9,10 @@
 // round may have further barriers; data that a rank has written since its last one must not have
 // been read by others before.
 //
-// The barriers use a page of host memory with one word for each rank: in barrier b a rank's stream
-// writes b to its word and waits until all other words are at least b. The hosts take no part in
-// it: a stream may wait before the matching write is enqueued in another stream. A wait also ends
-// if a rank dies, because any other rank can write its word. An event of a killed process, by
+// The barriers use a page of the CPU's memory with one word for each rank: in barrier b a rank's
+// stream writes b to its word and waits until all other words are at least b. The CPUs take no part
+// in it: a stream may wait before the matching write is enqueued in another stream. A wait also
+// ends if a rank dies, because any other rank can write its word. An event of a killed process, by
 // contrast, would never complete.
 //
 // Each rank counts rounds and barriers by itself, so they may only begin in operations that all

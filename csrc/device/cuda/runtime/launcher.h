@@ -1,4 +1,4 @@
-// Launches the kernels: one launch per batch, on one stream, without blocking the host.
+// Launches the kernels: one launch per batch, on one stream, without blocking the calling thread.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The kernels that a GPU has loaded: each is loaded once, on first use, for all launchers. (The
-// driver may block the host until the GPU is idle while it loads a kernel.)
+// driver may block the calling thread until the GPU is idle while it loads a kernel.)
 #pragma once
 
 #include <map>

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "base/types.h"
 #include "device/cuda/driver/nccl.h"

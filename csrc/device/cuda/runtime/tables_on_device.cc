@@ -29,18 +29,18 @@ std::uint64_t hash_of(std::span<const Chunk> chunks) {
 
 TablesOnDevice::TablesOnDevice(const Context& context, CUstream stream, std::size_t slots)
     : context_(context), stream_(stream), limit_(slots) {
-  on_host(0);
+  pinned(0);
 }
 
 // Reuses present memory if it is large enough.
-std::span<Chunk> TablesOnDevice::on_host(std::size_t chunks) {
-  if (on_host_.empty() || free_on_host_.size() < chunks) {
+std::span<Chunk> TablesOnDevice::pinned(std::size_t chunks) {
+  if (pinned_.empty() || free_pinned_.size() < chunks) {
     const std::size_t count = std::max(chunks, kChunksAtOnce);
-    on_host_.push_back(std::make_unique<PinnedMemory>(context_, count * sizeof(Chunk)));
-    free_on_host_ = {reinterpret_cast<Chunk*>(on_host_.back()->data()), count};
+    pinned_.push_back(std::make_unique<PinnedMemory>(context_, count * sizeof(Chunk)));
+    free_pinned_ = {reinterpret_cast<Chunk*>(pinned_.back()->data()), count};
   }
-  const std::span<Chunk> memory = free_on_host_.first(chunks);
-  free_on_host_ = free_on_host_.subspan(chunks);
+  const std::span<Chunk> memory = free_pinned_.first(chunks);
+  free_pinned_ = free_pinned_.subspan(chunks);
   return memory;
 }
 
@@ -87,7 +87,7 @@ TablesOnDevice::Slot& TablesOnDevice::slot_for(std::size_t chunks) {
     }
   }
   const std::size_t capacity = std::max<std::size_t>(std::bit_ceil(chunks), 64);
-  slots_.push_back(std::make_unique<Slot>(context_, on_host(capacity), stream_));
+  slots_.push_back(std::make_unique<Slot>(context_, pinned(capacity), stream_));
   return *slots_.back();
 }
 

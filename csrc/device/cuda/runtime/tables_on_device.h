@@ -25,7 +25,7 @@ class TablesOnDevice {
   std::uint64_t copies() const { return copies_; }
 
  private:
-  // The host's copy may be changed when `copied` is done. The GPU's copy may be changed at any
+  // The CPU's copy may be changed when `copied` is done. The GPU's copy may be changed at any
   // time, because the copy to it is ordered behind the kernels that use it.
   struct Slot {
     Slot(const Context& context, std::span<Chunk> memory, CUstream stream);
@@ -37,15 +37,16 @@ class TablesOnDevice {
     Event copied;
   };
   Slot& slot_for(std::size_t chunks);
-  std::span<Chunk> on_host(std::size_t chunks);
+  std::span<Chunk> pinned(std::size_t chunks);
 
   const Context& context_;
   CUstream stream_;
   std::size_t limit_;
   std::uint64_t uses_ = 0, copies_ = 0;
-  // Host memory for many slots at once: the driver may block the host when it allocates.
-  std::vector<std::unique_ptr<PinnedMemory>> on_host_;
-  std::span<Chunk> free_on_host_;
+  // Memory of the CPU for many slots at once: the driver may block the calling thread when it
+  // allocates.
+  std::vector<std::unique_ptr<PinnedMemory>> pinned_;
+  std::span<Chunk> free_pinned_;
   std::vector<std::unique_ptr<Slot>> slots_;
 };
 

@@ -23,7 +23,7 @@ void grow(std::unique_ptr<Memory>& memory, std::size_t bytes, Make&& make) {
   }
 }
 
-// Likewise, for memory whose release would block the host, unless it is large enough.
+// Likewise, for memory whose release would block the calling thread, unless it is large enough.
 template <typename Memory, typename Make>
 Memory& enough(std::unique_ptr<Memory>& memory, std::vector<std::unique_ptr<Memory>>& outgrown,
                std::size_t bytes, Make&& make) {
@@ -89,12 +89,12 @@ void Workspace::leak(Purpose purpose) {
   static_cast<void>(new std::pair(device_, std::move(memory)));
 }
 
-std::byte* Workspace::on_host(Purpose purpose, std::size_t bytes) {
+std::byte* Workspace::pinned(Purpose purpose, std::size_t bytes) {
   const auto make = [this](std::size_t some) {
     return std::make_unique<PinnedMemory>(device_->context(), some);
   };
-  auto& memory = on_host_[static_cast<std::size_t>(purpose)];
-  return enough(memory, outgrown_on_host_, bytes, make).data();
+  auto& memory = pinned_[static_cast<std::size_t>(purpose)];
+  return enough(memory, outgrown_pinned_, bytes, make).data();
 }
 
 }  // namespace horoplug::cuda

@@ -39,7 +39,7 @@ class Workspace {
   // memory. Aligned to 256 bytes.
   enum class Purpose { kInput, kOutput };
   CUdeviceptr on_device(Purpose purpose, std::size_t bytes);
-  std::byte* on_host(Purpose purpose, std::size_t bytes);
+  std::byte* pinned(Purpose purpose, std::size_t bytes);
 
   // GPU memory that others than the stream may use, too, until give_back(). If the batch fails
   // before that, the memory and everything it depends on is leaked. Unlike memory that is allocated
@@ -72,10 +72,10 @@ class Workspace {
   Launcher launcher_;
   const Stream back_;
   std::array<std::unique_ptr<DeviceMemory>, 2> on_device_, lent_;
-  std::array<std::unique_ptr<PinnedMemory>, 2> on_host_;
+  std::array<std::unique_ptr<PinnedMemory>, 2> pinned_;
   // Releasing these would wait for the GPU, which may wait for other ranks.
   std::vector<std::unique_ptr<DeviceMemory>> outgrown_on_device_;
-  std::vector<std::unique_ptr<PinnedMemory>> outgrown_on_host_;
+  std::vector<std::unique_ptr<PinnedMemory>> outgrown_pinned_;
 };
 
 }  // namespace horoplug::cuda

@@ -56,7 +56,7 @@ struct Rank {
     for (const auto& [to, message] : node.take_outgoing()) {
       Reader reader(message);
       const MessageKind kind = read_head(reader).kind;
-      all.push_back({to, kind, decode_plan_notice(reader).batch});
+      all.push_back({to, kind, decode<PlanNotice>(reader).batch});
     }
     return all;
   }

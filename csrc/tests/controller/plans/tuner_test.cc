@@ -241,7 +241,7 @@ TEST_CASE("settings that could change a result are tuned in mode kAll only") {
   CHECK(tuned(all, hosts) == Names{"bucket_bytes", "chunk_bytes", "lanes", "latency_percent"});
   CHECK(tuned(all, one_host) == Names{"bucket_bytes", "chunk_bytes"});
   CHECK(tuned(all, {.ranks = 1}).empty());
-  all.fixed = kTuneBuckets | kTuneLanes;
+  all.fixed = HP_TUNE_BUCKETS | HP_TUNE_LANES;
   CHECK(tuned(all, hosts) == Names{"chunk_bytes", "latency_percent"});
   all.mode = Autotune::kOff;
   CHECK(tuned(all, hosts).empty());
