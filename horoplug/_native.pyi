@@ -375,6 +375,9 @@ def gpu_capabilities(files: Sequence[str]) -> str:
     ``[ ] name: reason``. ``files``: paths of ``kernels.fatbin`` and of libraries. A library that is loaded already is
     preferred to these, and these to the system's. Initializes CUDA in this process."""
 
+def nccl_version(files: Sequence[str]) -> int:
+    """The version of NCCL, such as 22304; 0: none. ``files``: as for :func:`gpu_capabilities`."""
+
 class DlpackTensor:
     """An array of another library, imported through DLPack. It is released when this object is garbage collected."""
 
