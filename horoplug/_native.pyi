@@ -206,6 +206,10 @@ class EngineConfig:
     process_sets: str | None = None
     transfers_outlive_ranks: bool = False
     log_level: int = 3
+    operation_limit_set_by: str | None = (
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set"
+    )
+    restart: str | None = "call init() again"
     # End of the settings.
 
     log: Callable[[int, str], None] | None = None

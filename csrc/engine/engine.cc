@@ -131,7 +131,7 @@ void Engine::wait_until_ready() {
 }
 
 void Engine::shutdown() {
-  submissions_.request_leave();
+  submissions_.request_leave(has_shut_down(config_.options));
   lifecycle_.await_stop();
 }
 

@@ -43,6 +43,9 @@ class Config(CoreSettings):
     start_timeout: float = variable(
         "START_TIMEOUT", seconds, 30.0, "seconds that ranks wait for each other in `init()`"
     )
+    start_timeout_set_by: str | None = variable(
+        "START_TIMEOUT_SET_BY", text, None, "set by launchers: what messages call `START_TIMEOUT`"
+    )
     as_gloo: bool = variable(
         "AS_GLOO",
         flag,
