@@ -62,7 +62,7 @@ def test_invalid_process_set_arguments_are_refused(pool):
             ({"process_sets": "static"}, "'static'"),
             ({"process_sets": 3}, "got int"),
             ({"process_sets": [["a"]]}, "integers"),
-            ({"process_sets": [[0, 9]]}, "rank 9 does not exist"),
+            ({"process_sets": [[0, 9]]}, "ranks 0, 9: rank 9 does not exist"),
             ({"process_sets": [[0, 1]]}, r"process set 0 already has the ranks \[0, 1\]"),
             ({"comm": [0, 9]}, "0 to 1"),
             ({"comm": ["x"]}, "list of ranks"),
