@@ -51,7 +51,7 @@ def test_process_sets_passed_to_init_must_agree_on_all_ranks(pool):
         job.start(lambda: run(int(__import__("os").environ["HOROVOD_RANK"])))
         for outcome in job.collect():
             assert not outcome.failed, outcome
-            assert "process sets is" in outcome.value
+            assert "process sets of init() is" in outcome.value
             assert "[0, 1], [1, 2] on rank 2" in outcome.value
 
 

@@ -45,7 +45,7 @@ class RankRecords:
         rank: int,
         launched: Sequence[int],
         timeout: float,
-        timeout_set_by: str | None,
+        timeout_set_by: str | None = None,
         *,
         has_all: bool = False,
     ) -> None:
