@@ -207,6 +207,10 @@ class EngineConfig:
     process_sets: str | None = None
     transfers_outlive_ranks: bool = False
     log_level: int = 3
+    operation_limit_set_by: str | None = (
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set"
+    )
+    restart: str | None = "call init() again"
     # End of the settings.
 
     log: Callable[[int, str], None] | None = None
@@ -375,6 +379,9 @@ def gpu_capabilities(files: Sequence[str]) -> str:
     """One line each for the CUDA driver, NVRTC, NCCL and the compiled kernels: ``[X] name (where)`` or
     ``[ ] name: reason``. ``files``: paths of ``kernels.fatbin`` and of libraries. A library that is loaded already is
     preferred to these, and these to the system's. Initializes CUDA in this process."""
+
+def nccl_version(files: Sequence[str]) -> int:
+    """The version of NCCL, such as 22304; 0: none. ``files``: as for :func:`gpu_capabilities`."""
 
 class DlpackTensor:
     """An array of another library, imported through DLPack. It is released when this object is garbage collected."""

@@ -11,6 +11,7 @@
 """
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -81,6 +82,8 @@ def rows() -> list[Setting]:
 
 def default_of(row: Setting) -> str:
     """The default as Python code."""
+    if isinstance(row.default, str):
+        return json.dumps(row.default)
     convert = {"bool": bool, "float": float}.get(KINDS[row.kind][0])
     return repr(convert(row.default) if convert else row.default)
 
@@ -103,7 +106,12 @@ def code() -> str:
 
 def stub(text: str) -> str:
     """The text of the stub with all settings."""
-    lines = [f"    {row.name}: {KINDS[row.kind][0]} = {default_of(row)}\n" for row in rows()]
+    lines = [
+        line if len(line) <= 101 else line.replace(default, f"(\n        {default}\n    )")
+        for row in rows()
+        for default in [default_of(row)]
+        for line in [f"    {row.name}: {KINDS[row.kind][0]} = {default}\n"]
+    ]
     pattern = r"(    # Settings: .*\n)(?:.*\n)*?(    # End of the settings.\n)"
     return re.sub(pattern, lambda match: match[1] + "".join(lines) + match[2], text)
 

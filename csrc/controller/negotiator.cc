@@ -7,6 +7,7 @@ namespace horoplug {
 
 Negotiator::Negotiator(std::uint32_t set, TreePosition position, const Options& options)
     : set_(set),
+      restart_(options.restart),
       node_(std::move(position)),
       state_(node_.position()),
       ready_(state_.names),
@@ -320,8 +321,9 @@ void Negotiator::close_set(int rank) {
       rank == kSetRemoved
           ? "process set " + std::to_string(set_) + " was removed"
           : "rank " + std::to_string(rank) +
-                " has shut down or its program has ended; no operation can run any more until "
-                "every rank calls init() again";
+                " has shut down or its program has ended, so no operation can run any more; on "
+                "every rank, " +
+                restart_;
   end_ = {HP_SHUT_DOWN, reason};
   decisions_.add_end(DecisionItem::Kind::kClose, end_, rank);
 }

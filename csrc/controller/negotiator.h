@@ -52,6 +52,8 @@ class Negotiator {
   struct Options : Coordinator::Options {
     // Identical consecutive steps after which a plan is installed; 0: never.
     int plan_after = 3;
+    // For messages: what a rank does to take part again.
+    std::string restart;
   };
 
   using Outgoing = TreeNode::Outgoing;
@@ -149,6 +151,7 @@ class Negotiator {
   void forget_everything();
 
   const std::uint32_t set_;
+  const std::string restart_;
   TreeNode node_;
   std::uint32_t agreement_ = 0;
   Status end_;  // not HP_OK: the set is closed

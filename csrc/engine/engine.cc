@@ -107,9 +107,9 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
                  .counters = counters_}),
       dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, suspicion_,
                   peers_, tracing_),
-      loop_(
-          *this, mesh_, *doorbell_,
-          has_fewer_processors_than(ranks_on_this_host(config_), config_.options.processor_quota)) {
+      loop_(*this, mesh_, *doorbell_,
+            has_fewer_processors_than(ranks_on_this_host(config_), config_.options.processor_quota),
+            config_.rank) {
   handshake_.begin();
   loop_.start();
   const int cpu = config_.options.progress_cpu;
@@ -131,7 +131,7 @@ void Engine::wait_until_ready() {
 }
 
 void Engine::shutdown() {
-  submissions_.request_leave();
+  submissions_.request_leave(has_shut_down(config_.options));
   lifecycle_.await_stop();
 }
 

@@ -24,8 +24,9 @@ std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig&
   std::vector<std::pair<std::string, std::string>> settings{
       {"horoplug version", HOROPLUG_VERSION},
       {"number of ranks", std::to_string(config.size())},
-      {"data between hosts", config.mpi ? "over MPI" : "over TCP"},
-      {"number of connections between hosts", std::to_string(config.mpi ? lanes : lanes + 1)},
+      {"data between hosts (HOROVOD_CPU_OPERATIONS)", config.mpi ? "over MPI" : "over TCP"},
+      {"number of connections between hosts (HOROPLUG_NUM_STREAMS)",
+       std::to_string(config.mpi ? lanes : lanes + 1)},
       {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
       {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
       {"costs of MPI's own collectives", config.mpi ? text_of(config.options.costs.mpi) : "none"},
@@ -79,10 +80,11 @@ void Handshake::receive(int from, const Hello& hello) {
   if (hello.rank != from) throw WireError("it calls itself rank " + std::to_string(hello.rank));
   for (std::size_t i = 0; i < settings_.size() && i < hello.settings.size(); ++i) {
     if (settings_[i] != hello.settings[i]) {
-      throw Error(HP_MISMATCH,
-                  "ranks are configured differently: " + settings_[i].first + " is " +
-                      settings_[i].second + " on rank " + std::to_string(config_.rank) + " but " +
-                      hello.settings[i].second + " on " + who + " (set it alike on every rank)");
+      throw Error(HP_MISMATCH, "ranks are configured differently: " + settings_[i].first + " is " +
+                                   settings_[i].second + " on rank " +
+                                   std::to_string(config_.rank) + " but " +
+                                   hello.settings[i].second + " on " + who +
+                                   "; it must be the same on every rank");
     }
   }
   known = hello.segment_bytes;

@@ -8,6 +8,7 @@
 
 #include "base/by_rank.h"
 #include "base/log.h"
+#include "base/status.h"
 #include "collectives/costs.h"
 #include "controller/plans/tuner.h"
 #include "device/cuda/driver/toolkit.h"
@@ -26,6 +27,11 @@ struct EngineOptions : Settings {
   Costs costs;             // from which algorithms are chosen; the same on all ranks
   bool encrypted = false;  // nothing that cannot be encrypted may carry data between hosts
 };
+
+// Why nothing can be submitted once this rank has left the job.
+inline Status has_shut_down(const EngineOptions& options) {
+  return {HP_SHUT_DOWN, "this rank has shut down; " + options.restart};
+}
 
 // How one rank is reached. Ranks on the same host share memory: a memfd, or memory of the process
 // if they are threads.

@@ -17,8 +17,8 @@ void ProcessSetRegistry::check_ranks(const std::vector<int>& ranks, int size) {
   if (ranks.empty()) reject("a process set needs at least one rank");
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] < 0 || ranks[i] >= size) {
-      reject("rank " + std::to_string(ranks[i]) + " does not exist; there are ranks 0 to " +
-             std::to_string(size - 1));
+      reject("process set of " + describe_ranks(ranks) + ": rank " + std::to_string(ranks[i]) +
+             " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
     if (i > 0 && ranks[i] <= ranks[i - 1]) {
       reject("the ranks of a process set must be ascending, without repetition");

@@ -18,8 +18,8 @@ std::shared_ptr<cuda::Device> RankGpu::device(int ordinal) {
     throw Error(HP_INVALID_ARGUMENT,
                 "the tensor is on cuda:" + std::to_string(ordinal) +
                     ", and this rank's others are on cuda:" + std::to_string(device_->ordinal()) +
-                    "; a rank has one GPU: torch.cuda.set_device(hvd.local_rank()), for example, "
-                    "or CUDA_VISIBLE_DEVICES");
+                    "; a rank has one GPU: make it the current device, or the only one in "
+                    "CUDA_VISIBLE_DEVICES");
   }
   if (!config_.toolkit) throw Error(HP_UNSUPPORTED, "tensors on a GPU cannot be used here");
   const auto toolkit = config_.toolkit();

@@ -40,8 +40,10 @@ Settings read_settings(const hp_settings& given) {
 
 std::vector<std::pair<std::string, std::string>> compared_settings(const Settings& settings) {
   std::vector<std::pair<std::string, std::string>> list;
-#define HP_SETTING(kind, name, variable, initial, low, high, unit, compared, doc) \
-  if (*(compared) != '\0') list.emplace_back(compared, describe(settings.name));
+#define HP_SETTING(kind, name, variable, initial, low, high, unit, compared, doc)           \
+  if (*(compared) != '\0')                                                                  \
+    list.emplace_back(*(variable) != '\0' ? compared " (HOROPLUG_" variable ")" : compared, \
+                      describe(settings.name));
 #include "horoplug/settings.def"
   return list;
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from horoplug._keras.functions import broadcast_variables, weights, without
+from horoplug.common.arguments import converted, number
 from horoplug.common.basics import size
 from horoplug.common.keras_updates import optimizer_variables
 from horoplug.numpy.metrics import MetricAverages
@@ -65,6 +66,8 @@ class LearningRateSchedule:
         super().__init__()
         if initial_lr is None:
             raise ValueError(f"{type(self).__name__} needs initial_lr")
+        if not callable(multiplier):
+            converted(type(self).__name__, "multiplier", multiplier, number)
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -130,6 +133,7 @@ class LearningRateWarmup(LearningRateSchedule):
             done = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
             return (1 + done * (size() - 1)) / size()
 
+        converted(type(self).__name__, "warmup_epochs", warmup_epochs, number)
         super().__init__(
             initial_lr,
             multiplier,

@@ -54,6 +54,10 @@ def _check_shapes_and_dtypes(
 ) -> None:
     names = [getattr(v, "path", getattr(v, "name", "")) for v in variables]
     ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(
+            f"broadcast of variables: root rank {root_rank} does not exist; there are ranks {ranks}"
+        )
     gathered = allgather_object((own, names), "broadcast_variables", process_set)
     by_rank = dict(zip(ranks, gathered, strict=True))
     expected, names = by_rank[root_rank]

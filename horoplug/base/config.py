@@ -41,6 +41,8 @@ class Config(CoreSettings):
     stall_check_disable: bool = variable("STALL_CHECK_DISABLE", flag, False, "1: stalled tensors are not reported")
     start_timeout: float = variable("START_TIMEOUT", seconds, 30.0,
         "seconds that ranks wait for each other in `init()`")
+    start_timeout_set_by: str | None = variable("START_TIMEOUT_SET_BY", text, None,
+        "set by launchers: what messages call `START_TIMEOUT`")
     as_gloo: bool = variable("AS_GLOO", flag, False,
         "1: horoplug [stands in for Gloo](torch-distributed.md#in-place-of-gloo) in `torch.distributed`; read at "
         "`import torch`")

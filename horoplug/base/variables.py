@@ -196,6 +196,14 @@ TUNED_STREAMS = 4
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
+def argument(name: str, value: Any, parse: Callable[[str], Any]) -> Any:
+    """The value of an argument of Python. Raises ValueError with one line of text, as :func:`read` does."""
+    try:
+        return parse(str(value))
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r} is wrong: it must be {error}") from None
+
+
 def name_in_use(variable: Variable, env: Mapping[str, str]) -> str | None:
     """The full name under which a variable is set, by precedence; None if it is unset."""
     return next((name for name in variable.names if env.get(name, "").strip()), None)

@@ -56,31 +56,32 @@ def checked(spec: OpSpec, call: Call) -> Call:
     kind."""
     return call._replace(
         name=spec.checked_name(call.name),
-        root=_converted(spec, _RANKS.get(spec.name, "root_rank"), call.root, _integer),
-        prescale=_converted(spec, "prescale_factor", call.prescale, _number),
-        postscale=_converted(spec, "postscale_factor", call.postscale, _number),
-        tag=_converted(spec, "tag", call.tag, _integer),
+        root=converted(spec.name, _RANKS.get(spec.name, "root_rank"), call.root, _integer),
+        prescale=converted(spec.name, "prescale_factor", call.prescale, number),
+        postscale=converted(spec.name, "postscale_factor", call.postscale, number),
+        tag=converted(spec.name, "tag", call.tag, _integer),
     )
 
 
-def _converted(spec: OpSpec, argument: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+def converted(caller: str, argument: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+    """An argument of a call as a number of Python. Raises TypeError or ValueError, which name it."""
     kind = "an integer" if convert is _integer else "a number"
     try:
         return convert(value)
     except OverflowError:
-        raise ValueError(f"{spec.name}: {argument}={shown(value)} is too large") from None
+        raise ValueError(f"{caller}: {argument}={shown(value)} is too large") from None
     except Exception:  # whatever the conversion of a foreign object raises
-        raise TypeError(f"{spec.name}: {argument}= takes {kind}, got {shown(value)}") from None
+        raise TypeError(f"{caller}: {argument}= takes {kind}, got {shown(value)}") from None
 
 
 def _integer(value: Any) -> int:
-    number = operator.index(value)
-    if not -(2**63) <= number < 2**63:
+    index = operator.index(value)
+    if not -(2**63) <= index < 2**63:
         raise OverflowError
-    return number
+    return index
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     if isinstance(value, (str, bytes, complex)):
         raise TypeError
     return float(value)

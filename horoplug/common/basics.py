@@ -3,11 +3,10 @@
 import importlib.util
 import operator
 import os
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from horoplug._native import gpu_capabilities
+from horoplug._native import nccl_version
 from horoplug.base.errors import HorovodInternalError
 from horoplug.base.log import logger
 from horoplug.common import gpu
@@ -333,19 +332,14 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL as a number (22304 for 2.23.4), or 0 if there is none. Initializes CUDA in this process.
-    Raises nothing.
+    """The version of NCCL as a number (22304 for 2.23.4), or 0 if there is none. Raises nothing.
 
     Example:
 
         version = hvd.nccl_built()
         print(f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100}" if version else "no NCCL")
     """
-    found = re.search(r"\[X\] NCCL (\d+)\.(\d+)\.(\d+)", gpu_capabilities(gpu.libraries()))
-    if found is None:
-        return 0
-    major, minor, patch = map(int, found.groups())
-    return 10000 * major + 100 * minor + patch
+    return nccl_version(gpu.libraries())
 
 
 def ddl_built() -> bool:

@@ -86,7 +86,7 @@ def settle(host: Host, ranks: int, *, other_launcher: bool) -> str:
     values = ", ".join(f"{name}={threads}" for name in names)
     return (
         f"{where} computes with {threads} thread{'s' if threads > 1 else ''}, its share of {of} ({values}); other "
-        "values of these variables take precedence, and HOROVOD_THREAD_SHARE=0 (--no-thread-share) ends the sharing"
+        "values of these variables take precedence, and HOROVOD_THREAD_SHARE=0 ends the sharing"
     )
 
 

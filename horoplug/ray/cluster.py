@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from horoplug.base.variables import argument, seconds
 from horoplug.rendezvous.network.addresses import loopback
 from horoplug.runner.environment import DECIDED
 
@@ -76,6 +77,12 @@ def answers(node_id: str) -> bool:
             except OSError:
                 return False
     return False
+
+
+def start_settings(timeout_s: float) -> dict[str, str]:
+    """The settings of ranks that wait for each other for so many seconds. Errors: ValueError."""
+    limit = argument("timeout_s", timeout_s, seconds)
+    return {"START_TIMEOUT": str(limit), "START_TIMEOUT_SET_BY": "timeout_s sets"}
 
 
 def describe_resources(needed: Resources) -> str:

@@ -79,7 +79,7 @@ class Coordinator:
             self._job = WorkerJob(
                 node_ids,
                 cluster.own_address(node_ids),
-                settings={} if timeout is None else {"START_TIMEOUT": str(timeout)},
+                settings={} if timeout is None else cluster.start_settings(timeout),
                 keep_order=True,
             )
         return self._job

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _UNLIMITED = 1 << 20
-_OF_RAY_EXECUTOR = Terms(minimum="min_workers")
+_OF_RAY_EXECUTOR = Terms(minimum="min_workers", maximum="max_workers")
 
 
 @dataclasses.dataclass
@@ -100,7 +100,7 @@ class ElasticAdapter:
         self._settings = settings
         self._params = params
         self._most = params.max_workers or _UNLIMITED
-        make_limits(params.min_workers, self._most)  # an error is better raised here
+        make_limits(params.min_workers, self._most, terms=terms)  # an error is better raised here
         self._needed = params.needed
         self._is_started = False
         self._executable: tuple[Any, ...] | None = None
@@ -179,7 +179,7 @@ class ElasticAdapter:
                 cluster.own_address(),
                 discovery=discovery,
                 cooldown_range=_pair(self._params.cooldown_range),
-                settings={"START_TIMEOUT": str(self._settings.timeout_s)},
+                settings=cluster.start_settings(self._settings.timeout_s),
                 interface=cluster.single_interface(self._settings.nics),
             )
             actors.job = stack.enter_context(job)

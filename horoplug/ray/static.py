@@ -57,7 +57,7 @@ class StaticAdapter:
             job = WorkerJob(
                 node_ids,
                 cluster.own_address(node_ids),
-                settings={"START_TIMEOUT": str(settings.timeout_s)},
+                settings=cluster.start_settings(settings.timeout_s),
                 interface=cluster.single_interface(settings.nics),
             )
             stack.callback(job.close)

@@ -76,7 +76,7 @@ class _HoroplugBackend(Backend):  # type: ignore[misc]
         self._job = job = WorkerJob(
             node_ids,
             cluster.own_address(node_ids),
-            settings={"START_TIMEOUT": str(backend_config.timeout_s)},
+            settings=cluster.start_settings(backend_config.timeout_s),
             interface=cluster.single_interface(backend_config.nics),
             keep_order=True,
         )

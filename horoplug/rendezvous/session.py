@@ -107,6 +107,7 @@ class Rendezvous:
             generation=generation,
             key=host_key(config.hostname),
             timeout=config.start_timeout,
+            timeout_set_by=config.start_timeout_set_by,
             data_timeout=config.data_timeout,
             interface=config.gloo_iface,
             streams=config.num_streams,

@@ -114,7 +114,7 @@ def as_scheduled(options: Options) -> Options:
         hosts = None
     if hosts is None:
         if options.num_proc is None and not options.is_elastic:
-            raise UsageError("how many processes? Give -np N")
+            raise UsageError(lambda t: f"how many processes? Give {t.size} N")
         return options
     slots = sum(host.slots for host in hosts)
     listed = ",".join(

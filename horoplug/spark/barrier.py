@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horoplug.base.config import value
+from horoplug.base.variables import argument, seconds
 from horoplug.runner.ending.blame import Blame, describe
 from horoplug.runner.ending.results import RankError
 from horoplug.runner.worker_job import WorkerJob
@@ -220,6 +221,9 @@ def next_event(service: TaskService, deadline: float | None) -> Event | None:
         return None
 
 
-def start_timeout_of(seconds: float | None) -> float:
+def start_timeout_of(given: float | None) -> float:
     """The limit for the start: the argument, HOROVOD_SPARK_START_TIMEOUT, or 600 s. Errors: ValueError."""
-    return float(value("SPARK_START_TIMEOUT") if seconds is None else seconds)
+    limit = (
+        value("SPARK_START_TIMEOUT") if given is None else argument("start_timeout", given, seconds)
+    )
+    return float(limit)

@@ -107,7 +107,7 @@ def driver_address(context: Any, nics: Sequence[str] | str | None) -> str:
     """The address of this process at which the executors reach it. ``nics``: network interfaces of which the first that
     exists is used. Errors: ValueError for an unknown interface."""
     if nics:
-        return interface_address(listed(nics))
+        return interface_address(listed(nics), "nics")
     host = str(context.getConf().get("spark.driver.host", "127.0.0.1"))
     return host.strip("[]")
 

@@ -51,7 +51,7 @@ def test_process_sets_passed_to_init_must_agree_on_all_ranks(pool):
         job.start(lambda: run(int(__import__("os").environ["HOROVOD_RANK"])))
         for outcome in job.collect():
             assert not outcome.failed, outcome
-            assert "process sets is" in outcome.value
+            assert "process sets of init() is" in outcome.value
             assert "[0, 1], [1, 2] on rank 2" in outcome.value
 
 
@@ -62,7 +62,7 @@ def test_invalid_process_set_arguments_are_refused(pool):
             ({"process_sets": "static"}, "'static'"),
             ({"process_sets": 3}, "got int"),
             ({"process_sets": [["a"]]}, "integers"),
-            ({"process_sets": [[0, 9]]}, "rank 9 does not exist"),
+            ({"process_sets": [[0, 9]]}, "ranks 0, 9: rank 9 does not exist"),
             ({"process_sets": [[0, 1]]}, r"process set 0 already has the ranks \[0, 1\]"),
             ({"comm": [0, 9]}, "0 to 1"),
             ({"comm": ["x"]}, "list of ranks"),

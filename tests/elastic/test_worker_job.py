@@ -135,7 +135,13 @@ def test_a_reported_host_is_used_and_a_lost_one_is_not():
     assert any(text.startswith("host a: its node is gone") for text in processes.said)
 
 
-@pytest.mark.parametrize(("least", "most"), [(0, 2), (3, 2)])
-def test_wrong_numbers_of_processes_are_refused(least, most):
-    with pytest.raises(ValueError, match=f"not {least} to {most}"):
+@pytest.mark.parametrize(
+    ("least", "most", "text"),
+    [
+        (0, 2, "min_num_proc=0: at least 1 is wanted"),
+        (3, 2, "min_num_proc 3 is more than max_num_proc 2"),
+    ],
+)
+def test_wrong_numbers_of_processes_are_refused(least, most, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
         make_limits(least, most)

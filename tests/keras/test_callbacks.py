@@ -184,7 +184,27 @@ def check_checkpoint(folder):
     np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
 
 
+def check_wrong_arguments():
+    warmup, schedule = (
+        hvd.callbacks.LearningRateWarmupCallback,
+        hvd.callbacks.LearningRateScheduleCallback,
+    )
+    with pytest.raises(
+        TypeError, match=r"LearningRateWarmup.*: warmup_epochs= takes a number, got 'x'"
+    ):
+        warmup(0.1, warmup_epochs="x")
+    with pytest.raises(
+        TypeError, match=r"LearningRateSchedule.*: multiplier= takes a number, got 'x'"
+    ):
+        schedule(0.1, "x")
+    x, y = make_data(1)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(7)
+    with pytest.raises(ValueError, match=r"root rank 7 does not exist; there are ranks \[0, 1\]"):
+        fit_mine(make_model(sgd()), x, y, epochs=1, callbacks=[callback])
+
+
 def check_callbacks(folder, key):
+    check_wrong_arguments()
     check_broadcast(key)
     check_metrics(key)
     check_learning_rates(key)

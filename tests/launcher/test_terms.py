@@ -4,7 +4,8 @@ import pytest
 
 from horoplug.runner.checks import UsageError
 from horoplug.runner.command.arguments import parse
-from horoplug.runner.hosts.hosts import parse_hosts
+from horoplug.runner.hosts.hosts import assign_ranks, parse_hosts
+from horoplug.runner.launch import as_scheduled
 from horoplug.runner.start.allocation import allocation
 from horoplug.runner.terms import COMMAND_LINE, Terms
 
@@ -28,6 +29,16 @@ pytestmark = pytest.mark.short
             lambda: parse_hosts("a:x"),
             "-H wants host:slots,host:slots, for example localhost:4, not 'a:x'",
             "hosts wants host:slots,host:slots, for example localhost:4, not 'a:x'",
+        ),
+        (
+            lambda: assign_ranks(parse_hosts("localhost:2"), 5),
+            "-np 5 is more than localhost:2 has: 2 slots; give fewer, or name more hosts or slots with -H",
+            "num_proc 5 is more than localhost:2 has: 2 slots; give fewer, or name more hosts or slots with hosts",
+        ),
+        (
+            lambda: as_scheduled(parse(["true"])),
+            "how many processes? Give -np N",
+            "how many processes? Give num_proc N",
         ),
         (
             lambda: allocation({"PBS_NODEFILE": "/nonesuch"}),

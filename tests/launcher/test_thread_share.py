@@ -190,7 +190,7 @@ def test_line_tells_of_the_share_once():
     (line,) = done.stderr.splitlines()
     assert line.startswith("[0]<stderr>:")
     assert "OMP_NUM_THREADS=1" in line
-    assert "--no-thread-share" in line
+    assert "HOROVOD_THREAD_SHARE=0 ends the sharing" in line
 
 
 def test_workers_of_other_systems_get_their_share(monkeypatch):

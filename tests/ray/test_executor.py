@@ -515,7 +515,7 @@ def test_functions_that_cannot_be_pickled_are_reported_in_one_line(on_ray):
         ({"num_hosts": 1, "num_workers_per_host": 0}, "at least 1"),
         ({"num_workers": 2, "min_workers": 1}, "min_workers for an elastic job"),
         ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu is False"),
-        ({"min_workers": 3, "max_workers": 2}, "not 3 to 2"),
+        ({"min_workers": 3, "max_workers": 2}, "min_workers 3 is more than max_workers 2"),
     ],
 )
 def test_wrong_numbers_are_refused(on_ray, numbers, text):
@@ -528,3 +528,35 @@ def test_wrong_numbers_are_refused(on_ray, numbers, text):
             return str(error)
 
     assert text in on_ray(use)
+
+
+def test_errors_about_the_start_name_the_argument(on_ray):
+    """Ranks that do not come, and a limit that is none."""
+
+    def use(cluster):
+        from horoplug.ray import RayExecutor
+
+        def join():
+            import os
+            import time
+
+            import horoplug.numpy as hvd
+
+            if os.environ["HOROVOD_RANK"] == "1":
+                time.sleep(5)
+            hvd.init()
+
+        texts = []
+        for seconds in (1, -1):
+            settings = RayExecutor.create_settings(timeout_s=seconds)
+            try:
+                with RayExecutor(settings, num_workers=2) as executor:
+                    executor.start()
+                    executor.run(join)
+            except Exception as error:
+                texts.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+        return texts
+
+    late, wrong = on_ray(use)
+    assert "rank 1 did not connect within 1 s (rank 0 has waited; timeout_s sets how long)" in late
+    assert wrong == "ValueError: timeout_s=-1 is wrong: it must be a positive number of seconds"

@@ -119,7 +119,7 @@ def test_an_elastic_job_may_end_without_init(tmp_path):
     ("options", "text"),
     [
         ({"min_num_proc": 9}, "min_num_proc=9, but Spark runs only 2 tasks at once"),
-        ({"min_num_proc": 3, "max_num_proc": 2}, "not 3 to 2"),
+        ({"min_num_proc": 3, "max_num_proc": 2}, "^min_num_proc 3 is more than max_num_proc 2$"),
     ],
 )
 def test_wrong_numbers_have_one_line(options, text, monkeypatch):

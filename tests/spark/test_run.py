@@ -269,7 +269,24 @@ def test_used_slots_are_not_waited_for_without_end(spark, tmp_path):
         (print, {"num_proc": 3}, ValueError, r"num_proc=3, but Spark runs only 2 tasks at once"),
         (print, {"num_proc": 0}, ValueError, "num_proc=0: at least 1"),
         (print, {"use_mpi": True}, ValueError, "use_mpi: Spark starts the ranks"),
-        (print, {"nics": "nic9"}, ValueError, "no network interface nic9"),
+        (
+            print,
+            {"nics": "nic9"},
+            ValueError,
+            "^nics='nic9' is wrong: there is no network interface nic9",
+        ),
+        (
+            print,
+            {"start_timeout": -1},
+            ValueError,
+            "^start_timeout=-1 is wrong: it must be a positive number",
+        ),
+        (
+            print,
+            {"start_timeout": "x"},
+            ValueError,
+            "^start_timeout='x' is wrong: it must be a positive number",
+        ),
         (3, {}, TypeError, "wants a function, not 3"),
     ],
 )

@@ -31,6 +31,12 @@ std::string gpu_capabilities(const std::vector<std::string>& files) {
   return text;
 }
 
+int nccl_version(const std::vector<std::string>& files) {
+  const std::vector<const char*> paths = horoplug::python::to_c_strings(files);
+  return horoplug::python::without_gil(
+      [&] { return hp_nccl_version(paths.data(), static_cast<int32_t>(paths.size())); });
+}
+
 }  // namespace
 
 // Without the GIL, see docs/design/free-threading.md.
@@ -56,4 +62,5 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });
   module.def("algorithms", [] { return std::string(hp_algorithms()); });
   module.def("gpu_capabilities", &gpu_capabilities, "files"_a);
+  module.def("nccl_version", &nccl_version, "files"_a);
 }

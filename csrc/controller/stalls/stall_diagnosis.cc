@@ -161,13 +161,13 @@ Diagnosis diagnose(const Report& report, const DiagnoseOptions& options) {
       diagnosis.possible_deadlock =
           "possible deadlock: " + describe_deadlock(report, table, may_be_stuck) +
           ". If none of these threads submits the operations, call the same operations in the "
-          "same order on every rank.";
+          "same order on every rank";
     }
     return diagnosis;
   }
   if (is_of_one_other_group(table, stuck)) return diagnosis;
   diagnosis.deadlock = "deadlock: " + describe_deadlock(report, table, stuck) +
-                       ". Call the same operations in the same order on every rank.";
+                       ". Call the same operations in the same order on every rank";
   std::set<std::uint32_t> sets;
   std::set<std::pair<std::string, std::uint32_t>> elsewhere;
   for (const Waiting& waiting : table) {

@@ -3,7 +3,8 @@
 namespace horoplug::abi {
 
 EngineOwner::EngineOwner(EngineConfig config)
-    : engine_(std::make_unique<Engine>(std::move(config), handles_)) {
+    : shut_down_(has_shut_down(config.options)),
+      engine_(std::make_unique<Engine>(std::move(config), handles_)) {
   engine_->wait_until_ready();
 }
 
@@ -15,7 +16,7 @@ EngineOwner::Lease EngineOwner::lease() {
 
 EngineOwner::Lease EngineOwner::use() {
   Lease lease = this->lease();
-  if (!lease) throw Error(HP_SHUT_DOWN, "this rank has shut down; call init() again");
+  if (!lease) throw Error(shut_down_.code, shut_down_.message);
   return lease;
 }
 

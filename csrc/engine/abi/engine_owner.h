@@ -55,6 +55,7 @@ class EngineOwner {
   static constexpr std::uint32_t kDestroyed = std::uint32_t{1} << 31;
 
   const std::shared_ptr<HandleTable> handles_ = std::make_shared<HandleTable>();
+  const Status shut_down_;  // for calls after the end
   std::unique_ptr<Engine> engine_;
   // The number of leases, and kDestroyed once there are no further ones.
   std::atomic<std::uint32_t> leases_{0};

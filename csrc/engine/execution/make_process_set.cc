@@ -75,6 +75,7 @@ std::unique_ptr<ProcessSet> make_process_set(const EngineConfig& config, Mesh& m
   options.fuse_groups = !config.options.separate_groups;
   options.cache_capacity = static_cast<std::size_t>(config.options.cache_capacity);
   options.plan_after = config.options.plan_after;
+  options.restart = config.options.restart;
   options.tuning.bucket_bytes = config.options.bucket_bytes;
   options.tuner = tuner_options(config.options);
   options.placement = {

@@ -118,12 +118,14 @@ template <typename Work>
 class ProgressLoop {
  public:
   // `crowded`: the ranks of this host outnumber its processors, so that spinning delays the peers.
-  ProgressLoop(Work& work, Mesh& mesh, Doorbell& doorbell, bool crowded)
+  // `rank`: this one, for messages.
+  ProgressLoop(Work& work, Mesh& mesh, Doorbell& doorbell, bool crowded, int rank)
       : work_(work),
         mesh_(mesh),
         doorbell_(doorbell),
         ownership_(mesh, doorbell),
-        crowded_(crowded) {}
+        crowded_(crowded),
+        who_("rank " + std::to_string(rank) + ": ") {}
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
@@ -185,6 +187,7 @@ class ProgressLoop {
   Doorbell& doorbell_;
   LoopOwnership ownership_;
   const bool crowded_;
+  const std::string who_;
   std::atomic<std::uint64_t> wakeups_{0};
   std::thread thread_;
 
@@ -206,8 +209,10 @@ bool ProgressLoop<Work>::guarded(Body&& body) {
     work_.fail({error.code(), "rank " + std::to_string(error.rank()) + ": " + error.what()});
   } catch (const Error& error) {
     work_.fail(error.status());
+  } catch (const std::bad_alloc&) {
+    work_.fail({HP_INTERNAL, who_ + "out of memory"});
   } catch (const std::exception& error) {
-    work_.fail({HP_INTERNAL, std::string("internal error: ") + error.what()});
+    work_.fail({HP_INTERNAL, who_ + "internal error: " + error.what()});
   }
   return true;
 }

@@ -36,11 +36,11 @@ void SubmissionQueue::announce() {
   doorbell_.ring();
 }
 
-void SubmissionQueue::request_leave() {
+void SubmissionQueue::request_leave(const Status& why) {
   {
     std::lock_guard lock(mutex_);
     leave_requested_ = true;
-    if (end_.ok()) end_ = {HP_SHUT_DOWN, "this rank has shut down; call init() again"};
+    if (end_.ok()) end_ = why;
     requests_waiting_.store(true);
   }
   doorbell_.ring();

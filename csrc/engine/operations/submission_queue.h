@@ -41,7 +41,7 @@ class SubmissionQueue {
   // A caller waits for what has been submitted: wakes the loop if it has not seen that yet.
   void announce();
   // This rank leaves. Nothing is admitted any more.
-  void request_leave();
+  void request_leave(const Status& why);
   // The job is to fail, on all ranks.
   void request_abort(const std::string& reason);
   // Why nothing is admitted any more; HP_OK: operations are admitted.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 
 #include "base/time.h"
 #include "engine/options.h"
@@ -10,14 +11,13 @@ namespace horoplug {
 
 struct Limit {
   Seconds time;
-  const char* set_by;  // for messages: "X sets this limit"
+  std::string set_by;  // for messages: "X sets this limit"
 };
 
 // How long an operation may be pending.
 inline Limit operation_limit(const EngineOptions& options) {
   return {std::min(options.stall_shutdown_time.get(), options.operation_timeout.get()),
-          "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROPLUG_OPERATION_TIMEOUT_SECONDS set the "
-          "limit"};
+          options.operation_limit_set_by + " the limit"};
 }
 
 // How long a peer that this rank waits for may neither send nor answer. An operation may not take

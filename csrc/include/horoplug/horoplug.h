@@ -351,6 +351,9 @@ HP_API const char* hp_algorithms(void);
  * replaces NVRTC. Starts CUDA in this process. The caller frees the text with hp_free. */
 HP_API hp_status hp_gpu_capabilities(const char* const* files, int32_t count, char** text);
 
+/* The version of NCCL that is found with these `files`, such as 22304; 0: none. */
+HP_API int32_t hp_nccl_version(const char* const* files, int32_t count);
+
 /* hp_worker_start starts the worker's thread. hp_worker_post queues a function, from any thread,
  * and returns at once; `function` must not throw. hp_worker_free releases the worker: its thread
  * ends once it has run the queued functions and the engines that use it are destroyed. */

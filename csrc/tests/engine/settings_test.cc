@@ -119,8 +119,8 @@ TEST_CASE("the rows of the table say which settings ranks compare") {
   const auto has = [&](const char* name, const char* value) {
     return std::count(list.begin(), list.end(), std::pair<std::string, std::string>(name, value));
   };
-  CHECK(has("fusion threshold", "17") == 1);
-  CHECK(has("algorithm", "not set") == 1);
-  CHECK(has("autotune", "not set") == 1);
+  CHECK(has("fusion threshold (HOROPLUG_FUSION_THRESHOLD)", "17") == 1);
+  CHECK(has("algorithm (HOROPLUG_ALGORITHM)", "not set") == 1);
+  CHECK(has("autotune (HOROPLUG_AUTOTUNE)", "not set") == 1);
   CHECK(list.size() == 8);
 }

@@ -75,6 +75,7 @@ def connect_peers(
     scope: str | None = None,
     key: str | None = None,
     timeout: float = 30.0,
+    timeout_set_by: str | None = None,
     data_timeout: float = 30.0,
     interface: str | None = None,
     streams: int = 1,
@@ -85,14 +86,15 @@ def connect_peers(
     """Connect this rank with the others, within ``timeout`` seconds. Collective over the job.
 
     ``generation``: how often the job has initialised before, the same on all ranks. ``launched``: by rank, the number
-    that the process was launched with, if only some of the launched processes form the job. ``scope``: the beginning of
-    all keys, by default made from ``launched``. ``key``: the host key, by default :func:`host_key`. ``data_timeout``:
-    seconds after which the kernel gives up a TCP connection whose peer does not acknowledge. ``interface``: name of the
-    network interface to listen on. ``streams``: connections to each rank on another host, the same on all ranks.
-    ``mpi``: MPI, if data may go over it. ``encrypt``: whether the connections between hosts are encrypted, the same on
-    all ranks. ``connect_all``: the number of ranks up to which a job connects every two ranks; a larger one connects
-    only ranks of one host and neighbours, the same on all ranks. A job of one rank needs neither store nor secret, and
-    opens nothing.
+    that the process was launched with, if only some of the launched processes form the job. ``scope``: the beginning
+    of all keys, by default made from ``launched``. ``key``: the host key, by default :func:`host_key`.
+    ``timeout_set_by``: what sets ``timeout``, for messages, None: variables. ``data_timeout``: seconds after which
+    the kernel gives up a TCP connection whose peer does not acknowledge. ``interface``: name of the network interface
+    to listen on. ``streams``: connections to each rank on another host, the same on all ranks. ``mpi``: MPI, if data
+    may go over it. ``encrypt``: whether the connections between hosts are encrypted, the same on all ranks.
+    ``connect_all``: the number of ranks up to which a job connects every two ranks; a larger one connects only ranks
+    of one host and neighbours, the same on all ranks. A job of one rank needs neither store nor secret, and opens
+    nothing.
 
     Errors: MissingRanksError names the ranks that did not come; PeerLostError the rank that ended or gave up;
     RankTakenError if another process has this rank; AuthenticationError; ProtocolError if the ranks disagree about the
@@ -114,7 +116,9 @@ def connect_peers(
         # All ranks took part in the previous generation, so that no rank needs the keys of the one before it.
         store.delete(f"{part}{generation - 2}/")
     prefix = f"{part}{generation}/"
-    records = RankRecords(store, prefix, rank, numbers, timeout, has_all=launched is None)
+    records = RankRecords(
+        store, prefix, rank, numbers, timeout, timeout_set_by, has_all=launched is None
+    )
     me = Identity(rank, size, generation, secret, encrypt)
     builder = _PeerConnector(records, me, data_timeout, streams, connect_all)
     try:

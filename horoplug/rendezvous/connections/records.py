@@ -17,6 +17,19 @@ from horoplug.rendezvous.store.protocol import ANY_RANK
 Record = dict[str, Any]
 
 
+def missing_ranks(
+    ranks: Sequence[int], waiter: int, seconds: float, set_by: str | None
+) -> MissingRanksError:
+    """The error of rank ``waiter`` if these ranks did not connect in time. ``set_by``: what sets the limit,
+    None: variables."""
+    set_by = set_by or "HOROVOD_START_TIMEOUT and HOROVOD_GLOO_TIMEOUT_SECONDS set"
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
+    return MissingRanksError(
+        ranks,
+        f"{which} did not connect within {seconds:g} s (rank {waiter} has waited; {set_by} how long)",
+    )
+
+
 class RankRecords:
     """Publishes the records of one rank and collects those of the others, all before one deadline."""
 
@@ -27,12 +40,14 @@ class RankRecords:
         rank: int,
         launched: Sequence[int],
         timeout: float,
+        timeout_set_by: str | None = None,
         *,
         has_all: bool = False,
     ) -> None:
         """``prefix``: the beginning of all keys; the same on all ranks, and different in every generation.
         ``launched``: by rank, the number that the launcher gave the process, under which the store knows it.
-        ``timeout``: seconds from now. ``has_all``: these are all processes that the store knows."""
+        ``timeout``: seconds from now; ``timeout_set_by``: what sets it, for messages. ``has_all``: these are all
+        processes that the store knows."""
         self.store = store
         self.prefix = prefix
         self.rank = rank
@@ -42,6 +57,7 @@ class RankRecords:
         self.owner_of_tables = ANY_RANK if has_all else launched[0]
         """The owner of what rank 0 publishes, for the store."""
         self.timeout = timeout
+        self.timeout_set_by = timeout_set_by
         self.deadline = time.monotonic() + timeout
         self.published = False
         """Whether the other ranks may have learned of this one."""
@@ -124,12 +140,7 @@ class RankRecords:
     def missing(self, ranks: Sequence[int]) -> MissingRanksError:
         """The error to raise if these ranks did not connect before the deadline."""
         launched = [self.launched[rank] for rank in ranks]
-        which = f"rank {launched[0]}" if len(launched) == 1 else f"ranks {launched}"
-        return MissingRanksError(
-            launched,
-            f"{which} did not connect within {self.timeout:g} s (rank {self.launched[self.rank]} has waited; "
-            "HOROVOD_START_TIMEOUT and HOROVOD_GLOO_TIMEOUT_SECONDS set how long)",
-        )
+        return missing_ranks(launched, self.launched[self.rank], self.timeout, self.timeout_set_by)
 
 
 class Barrier:

@@ -86,14 +86,15 @@ def select_interfaces(
     return found
 
 
-def interface_address(names: str) -> str:
+def interface_address(names: str, set_by: str = "HOROVOD_GLOO_IFACE") -> str:
     """The address of a network interface: IPv4 if it has one, else a global IPv6 address.
 
     ``names``: one name, or several separated by commas, of which the first that this host has counts.
+    ``set_by``: for messages, what names it.
 
     Errors: ValueError with a one-line message if there is no such interface or it has no address."""
     try:
         listed = [name.strip() for name in names.split(",") if name.strip()]
         return select_interfaces(listed)[0].address
     except ValueError as error:
-        raise ValueError(f"HOROVOD_GLOO_IFACE={names!r} is wrong: {error}") from None
+        raise ValueError(f"{set_by}={names!r} is wrong: {error}") from None

@@ -21,6 +21,7 @@ from horoplug.base import config
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.rendezvous.elastic.messages import Membership, Ready
 from horoplug.runner.ending.finish import Finish, Why, count
+from horoplug.runner.terms import Terms
 
 from .discovery import HostManager
 
@@ -32,6 +33,7 @@ LOSSES_WITHOUT_PROGRESS: Final = 3
 """The job ends after this number of memberships in a row that all members have left without having got on."""
 FAILURES_WITHOUT_PROGRESS: Final = 10
 """The job ends after this number of failed memberships in a row that have not got on."""
+_OF_PYTHON = Terms()
 _REACTION_SECONDS = 5.0  # for a process to restore its state after it has learned of a failure
 PROGRESS_SECONDS: Final = 60.0
 """A membership that lasts that long has got on, as has one in which a program has committed a state."""
@@ -62,17 +64,18 @@ def make_limits(
     wait: float | None = None,
     resets: int | None = None,
     hosts_may_come: bool = False,
+    terms: Terms = _OF_PYTHON,
     environment: Mapping[str, str] = os.environ,
 ) -> Limits:
     """The limits of a job with the time limits of the configuration. ``wait``: seconds that the job waits for the
     smallest number of processes, None: HOROVOD_ELASTIC_TIMEOUT; ``environment``: the variables that have the
-    configuration. The other arguments are those of :class:`Limits`.
+    configuration; ``terms``: for messages. The other arguments are those of :class:`Limits`.
 
     Errors: ValueError for an invalid variable or a wrong number."""
-    if not 1 <= minimum <= maximum:
-        raise ValueError(
-            f"an elastic job has at least 1 process and at most as many as it may have, not {minimum} to {maximum}"
-        )
+    if minimum < 1:
+        raise ValueError(f"{terms.minimum}={minimum}: at least 1 is wanted")
+    if minimum > maximum:
+        raise ValueError(f"{terms.minimum} {minimum} is more than {terms.maximum} {maximum}")
     return Limits(
         minimum,
         maximum,

@@ -167,7 +167,10 @@ def assign_ranks(hosts: Sequence[Host], size: int) -> list[Placement]:
     if size > room:
         listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         raise UsageError(
-            f"-np {size} is more than {listed} has: {room} slot{'s' if room > 1 else ''}"
+            lambda t: (
+                f"{t.size} {size} is more than {listed} has: {room} slot{'s' if room > 1 else ''}; "
+                f"give fewer, or name more hosts or slots with {t.hosts}"
+            )
         )
     placed, first = [], 0
     for name, slots in merged.items():

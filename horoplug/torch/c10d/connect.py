@@ -13,19 +13,22 @@ import time
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from horoplug._native import Engine
+import torch.distributed as dist
+
+from horoplug._native import Engine, Error, Status
 from horoplug.base import log
 from horoplug.base.config import Config
 from horoplug.base.errors import RendezvousError
 from horoplug.common.engine_start import start_engine
 from horoplug.rendezvous.bootstrap.job_key import job_secret
 from horoplug.rendezvous.connections.connected import PeerConnections
+from horoplug.rendezvous.connections.records import missing_ranks
 from horoplug.rendezvous.session import Rendezvous
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.torch.c10d.reconfigure import STORE_ERRORS, host_for_others
-from horoplug.torch.c10d.terms import in_its_terms
 
 _KEY = "horoplug"
+_LIMITS_SET_BY = "the argument timeout of init_process_group or new_group sets"
 _PROBE_SECONDS = 2.0
 _RETRY_SECONDS = 0.02
 
@@ -58,7 +61,7 @@ def connect(
 
     ``store``: a store of PyTorch of which no other group uses the keys. ``timeout``: limit for every operation.
     ``limit``: that for the start, None: the same. Errors, each of one line: RendezvousError, AuthenticationError,
-    ValueError for invalid variables."""
+    ValueError for variables that are invalid or differ between the ranks, DistBackendError if a rank ends."""
     limit = limit or timeout
     limits = limits_of(timeout)
     config = dataclasses.replace(
@@ -66,6 +69,7 @@ def connect(
         rank=rank,
         size=size,
         start_timeout=limit.total_seconds(),
+        start_timeout_set_by=_LIMITS_SET_BY,
         operation_timeout=limits.operation,
         data_timeout=limits.transfer,
         rendezvous_server="launcher",
@@ -77,13 +81,22 @@ def connect(
     if size > 1:
         config, server = _rendezvous(config, store, limit)
     with Rendezvous(config, server) as rendezvous:
+        connections = rendezvous.connect(0)
         try:
-            connections = rendezvous.connect(0)
-        except RendezvousError as error:
-            error.args = tuple(map(in_its_terms, error.args))
-            raise
-        # A rank may leave while others still send, as the last stage of a pipeline does, and as with Gloo.
-        engine = start_engine(config, connections, (), transfers_outlive_ranks=True)
+            engine = start_engine(
+                config,
+                connections,
+                (),
+                # A rank may leave while others still send, as the last stage of a pipeline does, and as with Gloo.
+                transfers_outlive_ranks=True,
+                operation_limit_set_by=_LIMITS_SET_BY,
+                restart="create the process group again",
+            )
+        except Error as error:
+            connections.close()
+            status, text = error.args
+            kind = ValueError if status == Status.MISMATCH else dist.DistBackendError
+            raise kind(text) from None
         if connections.service is not None:
             connections.service.start(engine)
     # Every rank has started its engine, so no rank needs the store any more.
@@ -106,7 +119,7 @@ def _rendezvous(
             server.close()
             raise
     else:
-        job, port, address = _find_server(store, timeout)
+        job, port, address = _find_server(store, config.rank, timeout)
         secret = job_secret(config.secret_key, f"c10d {job}")
     named = dataclasses.replace(
         config, rendezvous_addr=address, rendezvous_port=port, secret_key=secret
@@ -114,13 +127,17 @@ def _rendezvous(
     return named, server
 
 
-def _find_server(store: Any, timeout: timedelta) -> tuple[str, int, str]:
+def _find_server(store: Any, rank: int, timeout: timedelta) -> tuple[str, int, str]:
     """The name of the job, and the port and address of rank 0's server.
 
     torchrun keeps PyTorch's store when it starts the ranks again, so the entry may be that of a rank 0 which has ended.
     An entry whose server does not answer is read again until rank 0 has replaced it."""
     deadline = time.monotonic() + timeout.total_seconds()
-    _call(store.wait, [_KEY], timeout)  # the store itself may have a longer time limit
+    try:
+        _call(store.wait, [_KEY], timeout)  # the store itself may have a longer time limit
+    except RendezvousError:
+        _call(store.add, f"{_KEY}/late", 1)  # if the store answers, it is rank 0 that is missing
+        raise missing_ranks([0], rank, timeout.total_seconds(), _LIMITS_SET_BY) from None
     while True:
         found = _call(store.get, _KEY).decode(errors="replace").split(" ", 2)
         if len(found) != 3 or not found[1].isdecimal():

@@ -20,7 +20,6 @@ from horoplug.base.log import logger
 from horoplug.torch import streams
 from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
-from horoplug.torch.c10d.terms import in_its_terms
 
 PYTORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
@@ -175,7 +174,7 @@ class Operations:
         status, message = error.args
         cause = "timeout of the process group: " if status == Status.TIMEOUT else ""
         phrase = self.phrase_for_lost_rank if status in _LOST else ""
-        return dist.DistBackendError(f"{self.who}: {cause}{in_its_terms(message)}{phrase}")
+        return dist.DistBackendError(f"{self.who}: {cause}{message}{phrase}")
 
     def abort(self, reason: str) -> None:
         """End the group on all ranks."""

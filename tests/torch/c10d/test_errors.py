@@ -125,7 +125,7 @@ def stop_after_another_has_left(file):
         return end()
     with pytest.raises(dist.DistBackendError, match="rank 2 has shut down") as caught:
         dist.barrier()
-    assert one_line(caught.value).endswith("until every rank creates the group again")
+    assert one_line(caught.value).endswith("on every rank, create the process group again")
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     with pytest.raises(dist.DistBackendError) as caught:
@@ -247,6 +247,43 @@ def test_store_that_ends_before_the_group_exists(pool):
         assert "store" in text
 
 
+def begin_with(file, **variables):
+    """On every rank: the error of a group whose rank 0 has these variables."""
+    if os.environ["HOROVOD_RANK"] == "0":
+        os.environ.update(variables)
+    with pytest.raises(Exception, match=r".") as caught:
+        begin(file, seconds=2.0)
+    for name in variables:
+        os.environ.pop(name, None)
+    return type(caught.value), one_line(caught.value)
+
+
+def test_ranks_with_different_settings(pool, tmp_path):
+    """The text names the variable."""
+    file = new_file(tmp_path)
+    with pool.ranks(2, init=False) as ranks:
+        (_, text), (_, other) = found = ranks.run(
+            lambda: begin_with(file, HOROPLUG_PLAN_AFTER_STEPS="7")
+        )
+        assert [kind for kind, _ in found] == [ValueError, ValueError]
+        setting = (
+            "ranks are configured differently: steps before a plan (HOROPLUG_PLAN_AFTER_STEPS)"
+        )
+        assert text.startswith(f"{setting} is 7 on rank 0 but 3 on rank 1"), text
+        assert other.startswith(f"{setting} is 3 on rank 1 but 7 on rank 0"), other
+
+
+def test_rank_0_that_cannot_start(pool, tmp_path):
+    """The others name it, and not PyTorch's store, which answers."""
+    file = new_file(tmp_path)
+    with pool.ranks(2, init=False) as ranks:
+        (_, wrong), (kind, text) = ranks.run(lambda: begin_with(file, HOROPLUG_NUM_STREAMS="x"))
+        assert wrong.startswith("HOROPLUG_NUM_STREAMS='x' is wrong")
+        assert kind.__name__ == "MissingRanksError"
+        assert text.startswith("rank 0 did not connect within 2 s"), text
+        assert "argument timeout of init_process_group" in text
+
+
 @pytest.mark.short(failure=True)
 def test_misspelt_backend(pool, tmp_path):
     file = new_file(tmp_path)
@@ -310,7 +347,7 @@ def test_group_that_this_rank_has_left():
     for call in (lambda: group.allreduce([torch.ones(1)]), group.barrier):
         with pytest.raises(dist.DistBackendError) as caught:
             call()
-        assert "this rank has left the process group; create" in one_line(caught.value)
+        assert "this rank has shut down; create the process group again" in one_line(caught.value)
         assert "init()" not in str(caught.value)
 
 

@@ -154,7 +154,7 @@ class TicketWork {
 
 // A rank without peers: a loop and its work.
 struct Rank {
-  Rank() : work(*doorbell), loop(work, mesh, *doorbell, has_fewer_processors_than(4)) {
+  Rank() : work(*doorbell), loop(work, mesh, *doorbell, has_fewer_processors_than(4), 0) {
     doorbell->share_word(&word);
   }
   ~Rank() {
@@ -327,5 +327,5 @@ TEST_CASE("an exception in a step fails the work and ends every wait") {
   rank.loop.join();
   CHECK(rank.work.stopped());
   CHECK(rank.work.failure.code == HP_INTERNAL);
-  CHECK(rank.work.failure.message == "internal error: broken");
+  CHECK(rank.work.failure.message == "rank 0: internal error: broken");
 }

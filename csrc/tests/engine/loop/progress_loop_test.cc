@@ -433,12 +433,26 @@ struct EndlessWork {
   Status failure;
 };
 
+struct HungryWork : EndlessWork {
+  static bool step() { throw std::bad_alloc(); }
+  bool stopped() const { return !failure.ok(); }
+};
+
 }  // namespace
+
+TEST_CASE("a rank without memory is named") {
+  const auto ranks = make_parts(1);
+  HungryWork work;
+  ProgressLoop<HungryWork> loop(work, ranks[0]->mesh, *ranks[0]->doorbell, false, 3);
+  loop.start();
+  loop.join();
+  CHECK(work.failure.message == "rank 3: out of memory");
+}
 
 TEST_CASE("a loop that always has something to do checks deadlines though its steps may be long") {
   const auto ranks = make_parts(1);
   EndlessWork work;
-  ProgressLoop<EndlessWork> loop(work, ranks[0]->mesh, *ranks[0]->doorbell, false);
+  ProgressLoop<EndlessWork> loop(work, ranks[0]->mesh, *ranks[0]->doorbell, false, 0);
   loop.start();
   loop.join();
   CHECK(work.failure.ok());

@@ -128,7 +128,7 @@ TEST_CASE("sets that are unknown, closed or joined, and a queue that has ended, 
 
 TEST_CASE("a failure replaces a shutdown of this rank as the reason, but no other end") {
   Queue queue;
-  queue.submissions.request_leave();
+  queue.submissions.request_leave({HP_SHUT_DOWN, "this rank has shut down"});
   CHECK(queue.submissions.end().code == HP_SHUT_DOWN);
   queue.submissions.fail({HP_SHUT_DOWN, "rank 1 has shut down"});
   CHECK(mentions(queue.submissions.end(), {"this rank has shut down"}));
@@ -180,7 +180,7 @@ TEST_CASE("during the handshake, only requests to abort or to leave are taken") 
   REQUIRE(requests);
   CHECK(requests->abort_reason == "enough");
   CHECK(!requests->leave);
-  queue.submissions.request_leave();
+  queue.submissions.request_leave({HP_SHUT_DOWN, "this rank has shut down"});
   CHECK(queue.submissions.take(true)->leave);
 }
 
