@@ -76,6 +76,8 @@ def pytest_configure_node(node: Any) -> None:
 
 # tests/api/test_horovod_api.py runs these on several ranks.
 collect_ignore = ["tests/api/horovod_api", "tests/api/horovod_tensorflow_api"]
+# Tests run these as processes. Some commands collect all files of a folder.
+collect_ignore_glob = ["tests/*/programs/*"]
 
 ALL_TESTS = pytest.StashKey[list[pytest.Item]]()
 FILES_BEFORE = pytest.StashKey[set[Path]]()
