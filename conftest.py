@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.harness.scheduling"]
 # Helpers whose assertions are rewritten like those of tests.
 pytest.register_assert_rewrite("tests.harness")
 
@@ -73,15 +74,10 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["files_before"] = [str(file) for file in node.config.stash[FILES_BEFORE]]
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.harness.scheduling import Scheduling
-
-    return Scheduling(config, log)
-
-
 # tests/api/test_horovod_api.py runs these on several ranks.
 collect_ignore = ["tests/api/horovod_api", "tests/api/horovod_tensorflow_api"]
+# Tests run these as processes. Some commands collect all files of a folder.
+collect_ignore_glob = ["tests/*/programs/*"]
 
 ALL_TESTS = pytest.StashKey[list[pytest.Item]]()
 FILES_BEFORE = pytest.StashKey[set[Path]]()
@@ -94,9 +90,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the test for leftovers after all others, and find out which tests are in the short set."""
+    """Find out which tests are in the short set."""
     from tests.harness import short_set
 
-    items.sort(key=lambda item: item.path.name == "test_leftovers.py")
     short_set.apply(items)
     config.stash[ALL_TESTS] = [*items]  # before -m removes some

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, overload
 
+from packaging.version import Version
+
 from horoplug.base import alias
 from horoplug.compat import SITE
 from horoplug.rendezvous.network.interfaces import interface_address
@@ -29,7 +31,8 @@ def active_context() -> Any:
         from pyspark import SparkContext, __version__
     except ImportError as error:
         raise ImportError(f"horoplug.spark needs pyspark: {INSTALL}") from error
-    if tuple(map(int, __version__.split(".")[:2])) < (3, 5):
+    # Without what vendors append, such as "-amzn-1", which is not part of a Python version.
+    if Version(__version__.partition("-")[0]).release < (3, 5):
         raise ImportError(
             f"horoplug.spark needs pyspark 3.5 or later, and this is {__version__}: {INSTALL}"
         )

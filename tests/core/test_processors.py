@@ -16,23 +16,12 @@ from horoplug.base.processors import engine_processors, own_processors, starting
 from horoplug.rendezvous.connections.peers import connect_peers
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
+from tests.harness import program_text
 from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 # As mpirun --bind-to core does: each process starts on the processor that it is bound to.
-BOUND = """
-import json, os, sys
-rank, count = int(os.environ["HOROVOD_RANK"]), int(sys.argv[1])
-own = {sorted(os.sched_getaffinity(0))[rank % count]}
-os.sched_setaffinity(0, own)
-import numpy as np
-import horoplug as hvd
-hvd.init()
-hvd.allreduce(np.ones(10))
-masks = [sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")]
-hvd.barrier()
-sys.stdout.write(json.dumps([os.sched_getaffinity(0) == own, max(masks, key=len)]) + "\\n")
-"""
+BOUND = program_text("tests/core/programs/processors_bound.py")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.harness import program_text
 from tests.harness.elastic_launcher import PRELOADS
 from tests.harness.elastic_training import (
     MOMENTS,
@@ -28,52 +29,7 @@ def needs(name):
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
-TORCH = """
-import hashlib
-import torch
-import horoplug.torch as hvd
-from tests.harness.elastic_training import Faults, train
-
-class Momentum(torch.optim.SGD):
-    def step(self, *args):
-        faults.at("update", state.step)
-        super().step(*args)
-
-def make(kind):
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    return model, kind(model.parameters(), lr=0.05, momentum=0.9)
-
-def loss(model, step):
-    x = torch.sin(torch.arange(32.0).view(4, 8) * (step + 1))  # the same on all ranks
-    return (model(x) - x.sum(1, keepdim=True)).square().mean()
-
-def one_step(state):
-    optimizer.zero_grad()
-    value = loss(model, state.step)
-    faults.at("backward", state.step)
-    value.backward()
-    optimizer.step()
-    # Unnamed operations of survivors and of their replacements belong together.
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
-
-hvd.init()
-faults = Faults(hvd)
-model, optimizer = make(Momentum)
-optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-state = hvd.elastic.TorchState(model, optimizer, step=0)
-train(hvd, faults, state, one_step)
-
-reference, alone = make(torch.optim.SGD)
-for step in range(state.step):
-    alone.zero_grad()
-    loss(reference, step).backward()
-    alone.step()
-found, expected = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, reference))
-momenta = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
-bits = b"".join(t.detach().numpy().tobytes() for t in [*model.parameters(), *momenta])
-faults.end(state.step, hashlib.sha256(bits).hexdigest(), torch.allclose(found, expected, atol=1e-4))
-"""
+TORCH = program_text("tests/elastic/programs/frameworks_torch.py")
 
 
 @pytest.mark.short(failure=True)
@@ -135,44 +91,7 @@ def test_survivor_goes_on_when_another_process_dies_between_connecting_and_its_f
     check(tmp_path)
 
 
-SAMPLER = """
-import hashlib
-import torch
-import horoplug.torch as hvd
-from tests.harness.elastic_training import Faults
-
-hvd.init()
-faults = Faults(hvd)
-data = torch.arange(1000)
-sampler = hvd.elastic.ElasticSampler(data)
-loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=sampler)
-# What the committed training has seen: (epoch, samples of all ranks in the order of the sampler) of each step.
-state = hvd.elastic.TorchState(sampler=sampler, epoch=0, step=0, seen=[])
-faults.watch(state)
-
-@hvd.elastic.run
-def run(state):
-    taken = 0
-    while hvd.broadcast_object(state.epoch < 2 or not faults.are_over, 0):
-        for batch, samples in enumerate(loader):
-            faults.at("backward", state.step)
-            of_all = hvd.allgather_object(samples.tolist())
-            faults.at("update", state.step)
-            rows = zip(*of_all, strict=True)
-            state.seen.append((state.epoch, [sample for row in rows for sample in row]))
-            state.sampler.record_batch(batch, len(samples))
-            state.step += 1
-            state.commit()
-            taken += 1
-            if taken == 3:
-                faults.wait_for_all(state)
-        state.epoch += 1
-        state.sampler.set_epoch(state.epoch)
-
-run(state)
-bits = hashlib.sha256(repr(state.seen).encode()).hexdigest()
-faults.end(state.step, bits, True, seen=state.seen)
-"""
+SAMPLER = program_text("tests/elastic/programs/frameworks_sampler.py")
 
 
 @pytest.mark.short
@@ -194,54 +113,7 @@ def test_elastic_sampler_deals_each_sample_once_in_committed_training(tmp_path):
 
 # ---- TensorFlow ------------------------------------------------------------------------------------------------------
 
-TENSORFLOW = """
-import hashlib
-import numpy as np
-import tensorflow as tf
-import horoplug.tensorflow as hvd
-from tests.harness.elastic_training import Faults, train
-
-def make():
-    draw = np.random.default_rng(1)
-    parameters = [tf.Variable(draw.normal(size=n).astype("float32")) for n in ((8, 16), (16, 1))]
-    return parameters, [tf.Variable(tf.zeros_like(p)) for p in parameters]
-
-def gradients(parameters, step, wrap):
-    with tf.GradientTape() as tape:
-        x = tf.sin(tf.reshape(tf.range(32.0), [4, 8]) * tf.cast(step + 1, tf.float32))
-        y = tf.tanh(x @ parameters[0]) @ parameters[1]
-        loss = tf.reduce_mean((y - tf.reduce_sum(x, 1, keepdims=True)) ** 2)
-    return wrap(tape).gradient(loss, parameters)
-
-def update(parameters, momenta, gradients):
-    for p, m, g in zip(parameters, momenta, gradients):
-        m.assign(0.9 * m + g)
-        p.assign_sub(0.02 * m)
-
-hvd.init()
-faults = Faults(hvd)
-parameters, momenta = make()
-compiled = tf.function(lambda step: gradients(parameters, step, hvd.DistributedGradientTape))
-
-def one_step(state):
-    faults.at("backward", state.step)
-    reduced = compiled(tf.constant(state.step))
-    faults.at("update", state.step)
-    update(parameters, momenta, reduced)
-    # Unnamed operations of survivors and of their replacements belong together.
-    assert hvd.allreduce(tf.ones(1), op=hvd.Sum) == hvd.size()
-
-state = hvd.elastic.TensorFlowState([*parameters, *momenta], step=0)
-train(hvd, faults, state, one_step)
-
-reference, alone = make()
-again = tf.function(lambda step: gradients(reference, step, lambda tape: tape))
-for step in range(state.step):
-    update(reference, alone, again(tf.constant(step)))
-close = all(np.allclose(p, q, atol=1e-3) for p, q in zip(parameters, reference))
-bits = b"".join(v.numpy().tobytes() for v in [*parameters, *momenta])
-faults.end(state.step, hashlib.sha256(bits).hexdigest(), close)
-"""
+TENSORFLOW = program_text("tests/elastic/programs/frameworks_tensorflow.py")
 
 
 def test_tensorflow_training_survives_failures(tmp_path):
@@ -253,56 +125,7 @@ def test_tensorflow_training_survives_failures(tmp_path):
 
 # ---- JAX -------------------------------------------------------------------------------------------------------------
 
-JAX = """
-import hashlib
-import jax, jax.numpy as jnp, numpy as np
-import horoplug.jax as hvd
-from tests.harness.elastic_training import Faults, train
-
-def make():
-    draw = np.random.default_rng(1)
-    params = {name: draw.normal(size=n).astype("float32") for name, n in (("a", (8, 16)), ("b", (16, 1)))}
-    return params, jax.tree.map(np.zeros_like, params)
-
-def loss(params, step):
-    x = jnp.sin(jnp.arange(32.0).reshape(4, 8) * (step + 1))
-    return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"] - x.sum(1, keepdims=True)) ** 2)
-
-def update(params, momenta, step):
-    grads = hvd.allreduce(jax.grad(loss)(params, step))
-    momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, grads)
-    return jax.tree.map(lambda p, m: p - 0.02 * m, params, momenta), momenta
-
-compiled = jax.jit(update, donate_argnums=(0, 1))
-
-def one_step(state):
-    faults.at("backward", state.step)
-    params, momenta = compiled(state.params, state.momenta, state.step)
-    faults.at("update", state.step)
-    state.params, state.momenta = params, momenta
-    # Unnamed operations of survivors and of their replacements belong together.
-    assert hvd.allreduce(jnp.ones(1), op=hvd.Sum) == hvd.size()
-
-hvd.init()
-faults = Faults(hvd)
-params, momenta = jax.tree.map(jnp.asarray, make())
-state = hvd.elastic.JaxState(params=params, momenta=momenta, step=0)
-train(hvd, faults, state, one_step)
-
-# The reference is computed by NumPy, which has nothing to compile.
-params, momenta = make()
-for step in range(state.step):
-    x = np.sin(np.arange(32, dtype="float32").reshape(4, 8) * (step + 1))
-    hidden = np.tanh(x @ params["a"])
-    error = (hidden @ params["b"] - x.sum(1, keepdims=True)) / 2  # the derivative of the mean of 4 squares
-    grads = {"a": x.T @ (error @ params["b"].T * (1 - hidden**2)), "b": hidden.T @ error}
-    momenta = {name: 0.9 * momenta[name] + grads[name] for name in params}
-    params = {name: params[name] - 0.02 * momenta[name] for name in params}
-close = all(np.allclose(state.params[name], params[name], atol=1e-3) for name in params)
-leaves = jax.tree.leaves((state.params, state.momenta))
-bits = b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
-faults.end(state.step, hashlib.sha256(bits).hexdigest(), close)
-"""
+JAX = program_text("tests/elastic/programs/frameworks_jax.py")
 
 
 def test_jax_training_survives_failures(tmp_path):
@@ -314,63 +137,7 @@ def test_jax_training_survives_failures(tmp_path):
 
 # ---- Keras, under Horovod's name -------------------------------------------------------------------------------------
 
-KERAS = """
-import hashlib
-import keras, numpy as np
-import horovod.keras as hvd
-from tests.harness.elastic_training import Faults
-
-BATCHES, EPOCHS = 6, 3
-x = np.sin(np.arange(32.0)).reshape(4, 8).astype("float32")
-x, y = np.tile(x, (BATCHES, 1)), np.tile(x.sum(1, keepdims=True), (BATCHES, 1))  # equal batches
-
-def make(wrap):
-    keras.utils.set_random_seed(1)
-    layers = [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(wrap(keras.optimizers.SGD(0.05, momentum=0.9)), loss="mse")
-    return model
-
-class Step(keras.callbacks.Callback):
-    def on_train_batch_begin(self, batch, logs=None):
-        faults.at("backward", state.step)
-
-    def on_train_batch_end(self, batch, logs=None):
-        faults.at("update", state.step)
-        state.step += 1
-
-class Wait(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch >= 2:
-            faults.wait_for_all(state)
-
-hvd.init()
-faults = Faults(hvd)
-model = make(hvd.DistributedOptimizer)
-state = hvd.elastic.KerasState(model, batch=0, epoch=0, step=0)
-faults.watch(state)
-
-@hvd.elastic.run
-def train(state):
-    callbacks = [
-        Step(),
-        hvd.elastic.UpdateBatchStateCallback(state),
-        hvd.elastic.UpdateEpochStateCallback(state),
-        hvd.elastic.CommitStateCallback(state),
-        Wait(),
-    ]
-    options = {"batch_size": 4, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
-    state.model.fit(x, y, initial_epoch=state.epoch, callbacks=callbacks, **options)
-
-train(state)
-reference = make(lambda optimizer: optimizer)
-reference.fit(x[:4], y[:4], batch_size=4, epochs=state.step, verbose=0)
-pairs = zip(model.get_weights(), reference.get_weights())
-close = all(np.allclose(a, b, atol=1e-3) for a, b in pairs)
-variables = [*model.variables, *model.optimizer.variables]
-bits = b"".join(np.asarray(keras.ops.convert_to_numpy(v)).tobytes() for v in variables)
-faults.end(state.step, hashlib.sha256(bits).hexdigest(), close and state.epoch == EPOCHS)
-"""
+KERAS = program_text("tests/elastic/programs/frameworks_keras.py")
 
 
 @pytest.mark.parametrize(
@@ -387,159 +154,13 @@ def test_keras_training_survives_a_failure(backend, tmp_path):
 
 # ---- programs that were written for Horovod --------------------------------------------------------------------------
 
-HOROVOD_TORCH = """
-import argparse
-import torch
-import torch.nn.functional as F
-import horovod.torch as hvd
+HOROVOD_TORCH = program_text("tests/elastic/programs/frameworks_horovod_torch.py")
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=3)
-args = parser.parse_args()
+HOROVOD_TENSORFLOW = program_text("tests/elastic/programs/frameworks_horovod_tensorflow.py")
 
-hvd.init()
-torch.manual_seed(42)
-images = torch.rand(96, 1, 6, 6)
-dataset = torch.utils.data.TensorDataset(images, (images.sum((1, 2, 3)) > 18).long())
-sampler = hvd.elastic.ElasticSampler(dataset)
-loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=sampler)
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(1, 4, 3)
-        self.fc = torch.nn.Linear(64, 2)
-
-    def forward(self, x):
-        return F.log_softmax(self.fc(F.relu(self.conv(x)).flatten(1)), dim=1)
-
-model = Net()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.001 * hvd.size())
-optimizer = hvd.DistributedOptimizer(
-    optimizer,
-    named_parameters=model.named_parameters(),
-    compression=hvd.Compression.none,
-    op=hvd.Average,
+HOROVOD_TENSORFLOW_KERAS = program_text(
+    "tests/elastic/programs/frameworks_horovod_tensorflow_keras.py"
 )
-
-@hvd.elastic.run
-def train(state):
-    for state.epoch in range(state.epoch, args.epochs):
-        state.model.train()
-        for batch_idx, (data, target) in enumerate(loader):
-            state.optimizer.zero_grad()
-            loss = F.nll_loss(state.model(data), target)
-            loss.backward()
-            state.optimizer.step()
-            state.batch = batch_idx
-            state.sampler.record_batch(batch_idx, len(data))
-            if batch_idx % 2 == 0:
-                state.commit()
-        state.sampler.set_epoch(state.epoch + 1)
-        state.commit()
-
-def on_state_reset():
-    for group in state.optimizer.param_groups:
-        group["lr"] = 0.001 * hvd.size()
-
-state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
-state.register_reset_callbacks([on_state_reset])
-train(state)
-print("result", hvd.size(), state.epoch, sum(p.double().sum().item() for p in model.parameters()))
-"""
-
-HOROVOD_TENSORFLOW = """
-import tensorflow as tf
-import horovod.tensorflow as hvd
-
-hvd.init()
-tf.random.set_seed(7)
-images = tf.random.uniform([128, 6, 6, 1])
-labels = tf.cast(tf.reduce_sum(images, [1, 2, 3]) > 18, tf.int64)
-dataset = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().shuffle(64).batch(8)
-
-model = tf.keras.Sequential([
-    tf.keras.layers.Conv2D(4, [3, 3], activation="relu"),
-    tf.keras.layers.Flatten(),
-    tf.keras.layers.Dense(2, activation="softmax"),
-])
-loss = tf.losses.SparseCategoricalCrossentropy()
-lr = 0.001
-optimizer = tf.optimizers.Adam(lr * hvd.size())
-
-@tf.function
-def training_step(images, labels):
-    with tf.GradientTape() as tape:
-        value = loss(labels, model(images, training=True))
-    tape = hvd.DistributedGradientTape(tape)
-    gradients = tape.gradient(value, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    return value
-
-@hvd.elastic.run
-def train(state):
-    start = state.batch
-    for batch, (images, labels) in enumerate(dataset.take(30 - start)):
-        state.batch = start + batch
-        value = training_step(images, labels)
-        if state.batch % 5 == 0:
-            state.commit()
-
-def on_state_reset():
-    optimizer.learning_rate.assign(lr * hvd.size())
-
-state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
-state.register_reset_callbacks([on_state_reset])
-train(state)
-print("result", hvd.size(), state.batch, sum(float(tf.reduce_sum(v)) for v in model.variables))
-"""
-
-HOROVOD_TENSORFLOW_KERAS = """
-import numpy as np
-import tensorflow as tf
-import horovod.tensorflow.keras as hvd
-
-hvd.init()
-tf.keras.utils.set_random_seed(7)
-x = np.random.rand(64, 6).astype("float32")
-y = (x.sum(1) > 3).astype("int64")
-
-model = tf.keras.Sequential([
-    tf.keras.layers.Dense(8, activation="relu"),
-    tf.keras.layers.Dense(2, activation="softmax"),
-])
-lr = 0.001
-opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(lr * hvd.size()))
-model.compile(loss="sparse_categorical_crossentropy", optimizer=opt, metrics=["accuracy"])
-
-def on_state_reset():
-    state.model.optimizer.learning_rate.assign(lr * hvd.size())
-
-state = hvd.elastic.KerasState(model, batch=0, epoch=0)
-state.register_reset_callbacks([on_state_reset])
-callbacks = [
-    hvd.callbacks.MetricAverageCallback(),
-    hvd.elastic.UpdateEpochStateCallback(state),
-    hvd.elastic.UpdateBatchStateCallback(state),
-    hvd.elastic.CommitStateCallback(state, batches_per_commit=3),
-]
-
-@hvd.elastic.run
-def train(state):
-    state.model.fit(
-        x,
-        y,
-        batch_size=8,
-        steps_per_epoch=7 - state.batch // hvd.size(),
-        epochs=4 - state.epoch,
-        callbacks=callbacks,
-        verbose=1 if hvd.rank() == 0 else 0,
-    )
-
-train(state)
-total = sum(float(tf.reduce_sum(v)) for v in model.trainable_variables)
-print("result", hvd.size(), state.epoch, total)
-"""
 
 
 @pytest.mark.parametrize(

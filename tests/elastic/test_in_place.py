@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.harness import in_place_keras
+from tests.harness import program_text
 from tests.harness.elastic_launcher import PRELOADS
 from tests.harness.elastic_training import check, launch, plan
 from tests.harness.in_place_training import run_with_failure
@@ -13,6 +13,7 @@ from tests.harness.keras_jobs import QUIET
 from tests.harness.support import QUICK_XLA, seed
 
 STEPS = 40
+KERAS = program_text("tests/elastic/programs/in_place_keras.py")
 
 
 @pytest.mark.parametrize("moment", ["forward", "backward", "reduced", "step"])
@@ -48,6 +49,6 @@ def test_keras_training_with_failures_copies_nothing_and_loses_no_step(
         }
         for number, moment in enumerate(moments)
     ]
-    env = plan(tmp_path, size, faults, KERAS_BACKEND=backend, **QUIET, **QUICK_XLA)
-    launch(size, size - 1, in_place_keras.program("keras", loop), env, preload=PRELOADS["keras"])
+    env = plan(tmp_path, size, faults, KERAS_BACKEND=backend, TEST_LOOP=loop, **QUIET, **QUICK_XLA)
+    launch(size, size - 1, KERAS, env, preload=PRELOADS["keras"])
     check(tmp_path)

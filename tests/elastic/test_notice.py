@@ -8,54 +8,19 @@ import sys
 import pytest
 
 from horoplug.common.notice import FILE_SECONDS, Notice
-from tests.harness.elastic_launcher import PRELUDE, finish, launched, launcher_lines, start
+from tests.harness import program_text
+from tests.harness.elastic_launcher import finish, launched, launcher_lines, start
 from tests.harness.slurm_daemons import HOST, batch, slurm
 
 __all__ = ["slurm"]  # a fixture
 
 # A program with its own checkpoint. WAIT: whether it goes on, step by step, until it is told to end.
-TRAIN = (
-    PRELUDE
-    + """
-import json
-
-FILE = Path(os.environ["CHECKPOINT"])
-WAITS = {waits} and not FILE.exists()
-FAIL = {fail!r}
-
-hvd.init()
-begin = json.loads(FILE.read_text()) if FILE.exists() else 0
-state = ObjectState(broadcast_object, hvd.rank, step=begin)
-
-def write_checkpoint():
-    # Callbacks may communicate.
-    steps = hvd.allgather(np.array([state.step]), name="steps")
-    assert (steps == state.step).all()
-    say("notice", ME, "rank", hvd.rank(), "of", hvd.size(), "step", state.step)
-    if hvd.rank() == 0:
-        FILE.write_text(json.dumps(state.step))
-
-state.register_notice_callbacks([write_checkpoint])
-
-def train(state):
-    while state.step < begin + 20 or WAITS:
-        if (ME, state.step) == FAIL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        hvd.allreduce(np.ones(10), name="gradient")
-        state.step += 1
-        state.commit()
-        if state.step == 5:
-            say("step 5 of", ME)
-    return state.step
-
-steps = run_fn(train, initialize_again)(state)
-say("done", ME, "from", begin, "to", steps)
-"""
-)
+TRAIN = program_text("tests/elastic/programs/notice.py")
 
 
 def program(*, waits, fail=None):
-    return [sys.executable, "-c", TRAIN.format(waits=waits, fail=fail)]
+    failing = [] if fail is None else [",".join(map(str, fail))]
+    return [sys.executable, "-c", TRAIN, "waits" if waits else "ends", *failing]
 
 
 def notices(out):
@@ -126,17 +91,17 @@ def test_process_whose_file_of_notice_exists_leaves(tmp_path):
     """All processes see the file; as many leave as the smallest number of processes allows."""
     file = tmp_path / "notice"
     fail = f"""
-from pathlib import Path
+import time
 FILE = Path({str(file)!r})
 """
     text = TRAIN.replace("hvd.init()", fail + "hvd.init()", 1).replace(
         'say("step 5 of", ME)',
         "(FILE.touch() if hvd.rank() == 0 else None)",
     )
-    text = text.format(waits=False, fail=None).replace("begin + 20", "begin + 2000")
+    text = text.replace("begin + 20", "begin + 2000")
     text = text.replace("state.commit()", "state.commit(); time.sleep(0.002)", 1)
     code, _, err = launched(
-        *("-np", 2, "--min-np", 1, sys.executable, "-c", text),
+        *("-np", 2, "--min-np", 1, sys.executable, "-c", text, "ends"),
         CHECKPOINT=str(tmp_path / "checkpoint"),
         HOROPLUG_NOTICE_FILE=str(file),
     )
@@ -173,7 +138,7 @@ def test_requeue_outside_of_slurm_is_one_line(tmp_path, monkeypatch):
 def test_slurm_runs_the_job_again_from_its_checkpoint(slurm, tmp_path):
     """Slurm signals the batch script, which has become horovodrun, as `sbatch --signal=B:USR1@60` does."""
     train, script = tmp_path / "train.py", tmp_path / "script.sh"
-    train.write_text(TRAIN.format(waits=True, fail=None))
+    train.write_text(TRAIN)
     script.write_text(f"""#!/bin/bash
 export HOROPLUG_NOTICE_SIGNAL=SIGUSR1 HOROPLUG_REQUEUE=1 CHECKPOINT={tmp_path}/checkpoint
 if [ -z "$SLURM_RESTART_COUNT" ]; then
@@ -181,7 +146,7 @@ if [ -z "$SLURM_RESTART_COUNT" ]; then
    scancel --batch --signal=USR1 $SLURM_JOB_ID) &
 fi
 echo "restarts: ${{SLURM_RESTART_COUNT:-0}}"
-exec {sys.executable} -m horoplug.runner -np 2 --min-np 1 {sys.executable} {train}
+exec {sys.executable} -m horoplug.runner -np 2 --min-np 1 {sys.executable} {train} waits
 """)
     flags = ("-w", HOST, "-n", "2", "--requeue", "--open-mode=append")
     out = batch(slurm, script, *flags, limit=150)  # Slurm starts a job again after a while

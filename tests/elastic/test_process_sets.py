@@ -11,6 +11,7 @@ from horoplug.common import context
 from horoplug.common.added_sets import AddedSets
 from horoplug.common.elastic import initialize_again
 from horoplug.common.process_sets import ProcessSet
+from tests.harness import program_text
 from tests.harness.elastic_launcher import PRELUDE, launched
 from tests.harness.support import seed
 
@@ -145,54 +146,15 @@ if ME == 3:
 
 
 # In each step, the ranks add a set, or remove it if it is there. Some processes are killed after a while.
-CHANGE = """
-from horoplug.common.objects import allgather_object
-from horoplug.common.process_sets import _get_process_set_ids_and_ranks
-import threading
-
-VICTIMS = {victims}
-if ME in VICTIMS:
-    seconds = random.Random({number} * 100 + ME).uniform(0, 0.5)
-    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGKILL])
-    timer.daemon = True
-
-def known():
-    return {{number: tuple(ranks) for number, ranks in _get_process_set_ids_and_ranks().items()}}
-
-hvd.init()
-state = ObjectState(broadcast_object, hvd.rank, step=0)
-
-def train(state):
-    if ME in VICTIMS and timer.ident is None:
-        timer.start()
-    own = {{ranks: hvd.add_process_set(ranks) for number, ranks in known().items() if number}}
-    while state.step < 30 or hvd.size() < 4 or VICTIMS & set(allgather_object(ME)):
-        draw = random.Random({number} + state.step)
-        ranks = tuple(sorted(draw.sample(range(hvd.size()), draw.randint(1, hvd.size() - 1))))
-        if ranks in own:
-            assert hvd.remove_process_set(own.pop(ranks))
-        else:
-            own[ranks] = hvd.add_process_set(ranks)
-        for ranks, each in own.items():
-            if each.included():
-                total = hvd.allreduce(np.ones(1), op=hvd.Sum, name=f"set {{ranks}}", process_set=each)
-                assert total == len(ranks) == each.size()
-        sets = allgather_object((known(), sorted(own)))
-        assert sets == sets[:1] * len(sets), sets
-        state.step += 1
-        state.commit()
-
-run_fn(train, initialize_again)(state)
-say("done", ME, sorted(known().values()))
-"""
+CHANGE = program_text("tests/elastic/programs/process_sets_change.py")
 
 
 def test_random_failures_while_sets_are_added_and_removed():
     number = seed()
     draw = random.Random(number)
     victims = {draw.randrange(4), draw.randrange(4), draw.randrange(4, 6)}
-    program = PRELUDE + CHANGE.format(number=number, victims=victims)
-    code, out, err = launched("-np", 4, "--min-np", 2, sys.executable, "-c", program)
+    program = [sys.executable, "-c", CHANGE, number, *victims]
+    code, out, err = launched("-np", 4, "--min-np", 2, *program)
     assert code == 0, err
     done = re.findall(r"done (\d+) (.*)", out)
     assert not {int(process) for process, _ in done} & victims

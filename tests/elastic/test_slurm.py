@@ -3,43 +3,21 @@
 import re
 import sys
 
-from tests.harness.elastic_launcher import PRELUDE, launcher_lines
+from tests.harness import program_text
+from tests.harness.elastic_launcher import launcher_lines
 from tests.harness.slurm_daemons import HOST, OTHER, allocated, slurm, without_ssh
 
 __all__ = ["allocated", "slurm", "without_ssh"]  # fixtures
 
 # Trains until the job has a size that a replacement or a loss brings about, and for some more steps.
-TRAIN = (
-    PRELUDE
-    + """
-def cancel_step():
-    command = ["squeue", "-h", "-s", "-o", "%i", "-j", os.environ["SLURM_JOB_ID"]]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    (step,) = [each for each in shown if each.partition(".")[2].isdecimal()]
-    subprocess.run(["scancel", step], check=True)
-
-hvd.init()
-state = ObjectState(broadcast_object, hvd.rank, step=0, left=20)
-
-def train(state):
-    while state.left:
-        if state.step == 5 and ME == {victim} and hvd.size() == 4:  # once: step 5 may be done again
-            {fail}
-        hvd.allreduce(np.ones(10), name="gradient")
-        state.step += 1
-        state.left -= hvd.size() == {size} and state.step > 6
-        state.commit()
-
-run_fn(train, initialize_again)(state)
-say("done", ME, "on", os.environ["HOROVOD_HOSTNAME"], "rank", hvd.rank(), "of", hvd.size())
-"""
-)
+TRAIN = program_text("tests/elastic/programs/slurm.py")
 
 
-def job(allocated, without_ssh, **program):
-    """Run the program. Returns who has ended it, and the launcher's lines. There is no ssh."""
+def job(allocated, without_ssh, *, victim, action, size):
+    """Run the program, whose process ``victim`` kills itself or cancels its step. Returns who has ended it, and the
+    launcher's lines. There is no ssh."""
     env, log = without_ssh
-    command = [sys.executable, "-c", TRAIN.format(**program)]
+    command = [sys.executable, "-c", TRAIN, victim, action, size]
     status, output = allocated(
         sys.executable, "-m", "horoplug.runner", "--min-np", 2, *command, **env
     )
@@ -52,14 +30,13 @@ def job(allocated, without_ssh, **program):
 
 
 def test_killed_process_on_another_node_is_replaced(allocated, without_ssh):
-    fail = "os.kill(os.getpid(), signal.SIGKILL)"
-    done, lines = job(allocated, without_ssh, victim=2, fail=fail, size=4)
+    done, lines = job(allocated, without_ssh, victim=2, action="kill", size=4)
     assert done == [(0, 0, HOST), (1, 1, HOST), (2, 3, OTHER), (3, 4, OTHER)]
     assert lines[0] == f"process 2 (rank 2) on {OTHER} was killed by signal 9 (SIGKILL)"
 
 
 def test_job_goes_on_without_a_node_whose_step_has_ended(allocated, without_ssh):
-    done, lines = job(allocated, without_ssh, victim=0, fail="cancel_step()", size=2)
+    done, lines = job(allocated, without_ssh, victim=0, action="cancel", size=2)
     assert done == [(0, 0, HOST), (1, 1, HOST)]
     # Slurm kills srun and the processes of the step in any order, and srun may not be able to say why.
     (lost,) = [line for line in lines if line.startswith(f"host {OTHER}: ")]

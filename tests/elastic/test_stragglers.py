@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from horoplug.runner.elastic.stragglers import LEAST_SHARE, WINDOWS, Stragglers
-from tests.harness.elastic_launcher import PRELUDE, launched, launcher_lines
+from tests.harness import program_text
+from tests.harness.elastic_launcher import launched, launcher_lines
 
 SECONDS = 10.0
 
@@ -92,28 +93,7 @@ def test_reports_of_unknown_processes_are_ignored():
 
 
 # Process 1 computes for longer than the others.
-TRAIN = (
-    PRELUDE
-    + """
-def compute(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.001)
-
-hvd.init()
-state = ObjectState(broadcast_object, hvd.rank, step=0)
-
-def train(state):
-    while state.step < 80:
-        compute(0.06 if ME == 1 else 0.01)
-        hvd.allreduce(np.ones(10), name="gradient")
-        state.step += 1
-        state.commit()
-
-run_fn(train, initialize_again)(state)
-say("done", hvd.size(), state.step)
-"""
-)
+TRAIN = program_text("tests/elastic/programs/stragglers.py")
 TIMES = (
     r"in the last \d+\.\d s it computed for \d+\.\d s, waited for \d+\.\d s and communicated for "
     r"\d+\.\d s; the others computed for \d+\.\d s"

@@ -7,66 +7,12 @@ import sys
 from horoplug.base.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horoplug.base.host_updates import HostUpdateResult
 from horoplug.common.elastic import ObjectState, run_fn
-from tests.harness.elastic_launcher import PRELUDE, launched
+from tests.harness import program_text
+from tests.harness.elastic_launcher import launched
 
 # The members of the first membership stop, since a slot is gone. Before they are ready for the next one, another slot
 # is there, and its process is ready: each waits for what the others have done, without a commit.
-PROGRAM = (
-    PRELUDE
-    + """
-from horoplug.rendezvous.elastic import member
-
-folder = Path(os.environ["FOLDER"])
-
-def wait_for(name, condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, name
-        time.sleep(0.01)
-
-def write(text):
-    (folder / f"hosts.{ME}").write_text(text)
-    (folder / f"hosts.{ME}").replace(folder / "hosts")
-
-def say_and_tell(store, message, say=member._say):
-    say(store, message)
-    if isinstance(message, member.Ready) and ME == 2:
-        (folder / "ready").touch()
-
-member._say = say_and_tell
-
-class State(ObjectState):
-    told = None
-
-    def on_hosts_updated(self, timestamp, change):
-        super().on_hosts_updated(timestamp, change)
-        self.told = change
-        if ME == 1:
-            raise RuntimeError("on purpose")
-
-def train(state):
-    say("enters", hvd.rank(), hvd.size(), state.step, state.value)
-    settings = broadcast_object({"lr": 0.1} if hvd.rank() == 0 else None)
-    assert settings == {"lr": 0.1}, settings
-    while state.step < 5:
-        state.value += float(hvd.allreduce(np.ones(1), op=hvd.Sum, name="step")[0])
-        state.step += 1
-        if state.step == 3 and hvd.size() == 2:
-            if hvd.rank() == 0:
-                write("localhost:1\\n")
-            wait_for("told", lambda: state.told is not None)
-            say("told", int(state.told))
-            if hvd.rank() == 0:
-                write("localhost:3\\n")
-            wait_for("ready", (folder / "ready").exists)
-        state.commit()
-    say("done", hvd.rank(), hvd.size(), state.step, state.value)
-
-hvd.init()
-state = State(broadcast_object, hvd.rank, step=0, value=0.0)
-run_fn(train, initialize_again)(state)
-"""
-)
+PROGRAM = program_text("tests/elastic/programs/sync.py")
 
 
 def test_members_that_stop_since_a_slot_is_gone_synchronise_with_a_newcomer(tmp_path):

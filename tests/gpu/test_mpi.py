@@ -13,7 +13,7 @@ import pytest
 
 from horoplug._native import MpiOnGpu
 from horoplug.mpi import cuda as mpi_cuda
-from tests.harness import simulated_gpu
+from tests.harness import program_text, simulated_gpu
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 from tests.harness.support import NO_LIMITS, until
 
@@ -57,73 +57,7 @@ def algorithms_used(timeline: Path) -> dict[str, set[str]]:
 MOVES = {"BROADCAST", "ALLGATHER", "ALLTOALL"}
 REDUCES = {"ALLREDUCE", "REDUCESCATTER"}
 
-OPERATIONS = """
-import numpy as np
-import horoplug as hvd
-from tests.harness.checks import gpu as checks
-from tests.harness.simulated_jobs import device
-
-def check_nan_and_infinity():
-    "NaN with different payloads on each rank becomes the same NaN."
-    odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0, np.nan], np.float32)
-    odd.view(np.uint32)[[0, 5]] = [0x7FC00001 + hvd.rank(), 0xFF812345]
-    for op in hvd.Sum, hvd.Product, hvd.Max:
-        expected = hvd.allreduce(odd, op=op, name="host")
-        assert set(expected.view(np.uint32)[[0, 5]]) == {0x7FC00000}
-        checks.equal(hvd.allreduce(device().array(odd), op=op), expected)
-    expected = hvd.reducescatter(odd, op=hvd.Sum, name="host")
-    checks.equal(hvd.reducescatter(device().array(odd), op=hvd.Sum), expected)
-
-def check_factors():
-    for dtype in "float32", "float64", "int32", "uint8":
-        mine = checks.values(dtype, (5003,))
-        factors = {"prescale_factor": 0.5, "postscale_factor": 3.0} if dtype[0] == "f" else {}
-        for op in hvd.Sum, hvd.Average, hvd.Product:
-            expected = hvd.allreduce(mine, op=op, name="host", **factors)
-            checks.equal(hvd.allreduce(device().array(mine), op=op, **factors), expected)
-    # A group of tensors of odd sizes, so that most of them are not aligned in the fusion buffer.
-    mine = [checks.values("float32", (n * 7919 % 1000,), n) for n in range(9)]
-    arrays = [device().array(each) for each in mine]
-    expected = hvd.grouped_allreduce(mine, op=hvd.Sum, name="host")
-    for found, wanted in zip(hvd.grouped_allreduce(arrays, op=hvd.Sum), expected):
-        checks.equal(found, wanted)
-
-def check_side_by_side():
-    "Operations of the host, of GPUs, and of a process set for which MPI is not used are in flight at the same time."
-    other = hvd.add_process_set([0, 1])
-    for turn in range(6):
-        mine = checks.values("float32", (20_011,), turn)
-        array = device().array(mine)
-        handles = [
-            hvd.allreduce_async(array, op=hvd.Sum, name="on GPU"),
-            hvd.allreduce_async(mine, op=hvd.Sum, name="on host"),
-            hvd.allgather_async(array, name="gathered"),
-        ]
-        if other.included():
-            handles.append(hvd.allreduce_async(array, op=hvd.Max, name="of the set", process_set=other))
-        total, expected, gathered, *of_set = map(hvd.synchronize, handles)
-        checks.equal(total, expected)
-        checks.equal(gathered, hvd.allgather(mine, name="host"))
-        for each in of_set:
-            checks.equal(each, hvd.allreduce(mine, op=hvd.Max, name="host", process_set=other))
-    hvd.remove_process_set(other)
-
-hvd.init()
-for dtype in "float32", "float16", "int64", "uint8", "bool":
-    checks.check_operations(dtype)
-check_nan_and_infinity()
-check_factors()
-checks.check_many()
-checks.check_batches()
-checks.check_groups()
-checks.check_streams()
-check_side_by_side()
-checks.check_mismatch()
-checks.check_join()
-assert hvd.common.context.context.engine().stats()["planned_batches"] > 0
-hvd.shutdown()
-sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is done\\n")
-"""
+OPERATIONS = program_text("tests/gpu/programs/mpi_operations.py")
 
 
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
@@ -149,30 +83,7 @@ def test_mpi_operations_on_gpu_arrays(place, tmp_path, level):
     assert all("mpi" in found[kind] for kind in MOVES | REDUCES), found
 
 
-SAYING = """
-import horoplug as hvd
-from tests.harness.checks import gpu as checks
-from tests.harness.simulated_jobs import device
-from horoplug.mpi import cuda as mpi_cuda
-
-folder, rank = sys.argv[1], MPI.COMM_WORLD.rank
-
-def run(name, says_so):
-    mpi_cuda.reports_cuda_aware = lambda MPI: says_so
-    os.environ["HOROVOD_TIMELINE"] = f"{folder}/{name}.json"
-    hvd.init()
-    checks.check_operations("float32")
-    hvd.shutdown()
-
-if sys.argv[2:] == ["differ"]:
-    os.environ["HOROPLUG_MPI_CUDA"] = str(rank)
-    run("differ", rank == 0)
-else:
-    run("asked", mpi_cuda.reports_cuda_aware(MPI))
-    run("some", rank == 0)
-    run("yes", True)
-sys.stdout.write(f"rank {rank} is done\\n")
-"""
+SAYING = program_text("tests/gpu/programs/mpi_saying.py")
 
 
 def test_every_rank_checks_whether_mpi_is_cuda_aware(place, tmp_path):
@@ -203,24 +114,7 @@ def test_variable_overrides_the_report_of_mpi(tmp_path):
     assert set().union(*algorithms_used(tmp_path / "differ.json").values()) == {"staged"}
 
 
-ENDING = """
-import numpy as np
-import horoplug as hvd
-from tests.harness.checks import gpu as checks
-from tests.harness.simulated_jobs import device
-hvd.init()
-folder, operation = sys.argv[1], getattr(hvd, sys.argv[2])
-x = device().array(np.ones(399_999, np.float32))
-try:
-    for step in range(10**9):
-        operation(x, name="step")
-        if step == 30 and hvd.rank() == 1:
-            with open(folder + "/part", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(folder + "/part", folder + "/pid")
-except hvd.HorovodInternalError as error:
-    os.write(1, f"failed: {error}\\n".encode())  # at once: mpirun may end this process next
-"""
+ENDING = program_text("tests/gpu/programs/mpi_ending.py")
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "alltoall"])

@@ -25,14 +25,9 @@ import numpy as np
 import horoplug as hvd
 from horoplug.common.elastic import ObjectState, initialize_again, run_fn
 from horoplug.common.objects import broadcast_object
-
-ME = int(os.environ["HOROPLUG_ELASTIC_PROCESS"])
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
-    sys.stdout.flush()
+from tests.harness.elastic_process import ME, say
 """
-"""The beginning of a program without a framework. Each process knows its number, and prints whole lines."""
+"""The beginning of a short program without a framework; longer ones are files."""
 
 
 def launcher(preload: str = "") -> list[str]:

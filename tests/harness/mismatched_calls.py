@@ -138,7 +138,7 @@ WAYS: dict[str, Callable[[], Wait]] = {
     "FSDP 2": sharded_step,
 }
 # FSDP 2 exists from PyTorch 2.6 on.
-_IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+_IS_OLD = torch.__version__ < "2.6"
 PAIRS = [(way, other) for way in WAYS for other in OTHERS if not (way == "FSDP 2" and _IS_OLD)]
 
 

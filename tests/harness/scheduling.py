@@ -1,15 +1,22 @@
-"""Decides which tests run at the same time under ``pytest -n`` (pytest-xdist).
+"""Decides which tests run at the same time under ``pytest -n`` (pytest-xdist): a plugin of pytest.
 
-A worker gets whole files, so that the fixtures of a module are set up once. The files of one group in ``GROUPS`` go to
-one worker, one after the other. The files in ``ALONE`` come after all others, one at a time with nothing beside them.
+- A worker gets whole files, so that the fixtures of a module are set up once. The files of one group in ``GROUPS`` go
+  to one worker, one after the other.
+- The files in ``ALONE`` come after all others, one at a time with nothing beside them. They are the last group, and its
+  worker waits until all other workers have ended their sessions: each holds a lock until then.
+
 All results are in one summary.
-"""
 
-from collections import OrderedDict
+pytest-xdist's own ``--dist loadgroup`` would need no scheduler, but with pytest 9.2 it ignores the groups
+(https://github.com/pytest-dev/pytest-xdist/issues/1386), and it appends the group to the names of tests."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 # Files that measure time or need the whole machine, with the reason.
 ALONE = {
@@ -51,78 +58,70 @@ SPLIT = ("tests/project/test_cpp.py", "tests/api/test_horovod_api.py")
 
 
 def group_of(test: str) -> str:
-    """The group of a test, by its id."""
+    """The group of a test, by its id. One worker runs all tests of a group."""
     file = test.partition("::")[0]
     if file in ALONE:
-        return file
-    for group, files in GROUPS.items():
-        if file.startswith(files):
-            return group
-    return test if file in SPLIT else file
+        return "alone"
+    if file in SPLIT:
+        return test
+    return next((name for name, files in GROUPS.items() if file.startswith(files)), file)
 
 
-def queue_order(group: str) -> int:
-    """Sort key: the largest groups first and single tests last, so that no worker idles for long at the end."""
-    if group in GROUPS:
-        return 0
-    return 2 if group.startswith(SPLIT) else 1
+def queue_order(test: str) -> tuple[int, int]:
+    """Sort key: the largest groups first and single tests late, so that no worker idles for long at the end."""
+    group = group_of(test)
+    if group == "alone":
+        return 3, [*ALONE].index(test.partition("::")[0])
+    return (0 if group in GROUPS else 2 if group == test else 1), 0
 
 
-class Scheduling(LoadScopeScheduling):
-    """Two phases: all workers share the queue; then the last remaining worker runs the files in ``ALONE``."""
+_LOCKED = pytest.StashKey[IO[bytes]]()
+"""Of a worker: a file that it locks, shared with the others, and for itself while it runs the tests in ``ALONE``. The
+kernel ends the lock of a worker that dies. Processes that a worker forks do not inherit it."""
+_PATH = pytest.StashKey[str]()
 
-    def __init__(self, config: pytest.Config, log: object = None) -> None:
-        super().__init__(config, log)
-        self.alone: OrderedDict[str, dict[str, bool]] = OrderedDict()
 
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.stash[_LOCKED] = open(config.workerinput["locked"], "r+b")  # noqa: SIM115
+        fcntl.lockf(config.stash[_LOCKED], fcntl.LOCK_SH)
+    elif config.getoption("dist", "no") != "no":
+        config.option.loadscopereorder = False  # the order is that of queue_order
+        handle, config.stash[_PATH] = tempfile.mkstemp(prefix="tests-locked-")
+        os.close(handle)
+        config.add_cleanup(lambda: os.unlink(config.stash[_PATH]))
 
-    @property
-    def tests_finished(self) -> bool:
-        return not self.alone and super().tests_finished
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self.alone) or super().has_pending
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["locked"] = node.config.stash[_PATH]
 
-    def schedule(self) -> None:
-        if self.collection is None:
-            if not self._check_nodes_have_same_collection():
-                return
-            self.collection = list(next(iter(self.registered_collections.values())))
-            units: dict[str, dict[str, bool]] = {}
-            for test in self.collection:
-                units.setdefault(group_of(test), {})[test] = False
-            for group in sorted(units, key=queue_order):
-                (self.alone if group in ALONE else self.workqueue)[group] = units[group]
-        for _ in range(2):  # a worker starts a test only when it has been assigned the next one
-            for node in self.nodes:
-                self._reschedule(node)
 
-    def mark_test_complete(
-        self, node: WorkerController, item_index: int, duration: float = 0
-    ) -> None:
-        super().mark_test_complete(node, item_index, duration)
-        self._reschedule_others(node)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
 
-    def remove_node(self, node: WorkerController) -> str | None:
-        crashed = super().remove_node(node)
-        self._reschedule_others(node)
-        return crashed
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
 
-    def _reschedule_others(self, node: WorkerController) -> None:
-        for other in self.nodes:
-            if other is not node:
-                self._reschedule(other)
+    return Scheduling(config, log)
 
-    def _reschedule(self, node: WorkerController) -> None:
-        if self.workqueue or not self.alone or node.shutting_down:
-            super()._reschedule(node)
-            return
-        others = [other for other in self.nodes if other is not node]
-        if any(not other.shutting_down for other in others):
-            node.shutdown()  # after the tests that it has been assigned
-        elif not any(self._pending_of(self.assigned_work[other]) for other in others):
-            self.workqueue, self.alone = self.alone, OrderedDict()
-            super()._reschedule(node)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: queue_order(item.nodeid))
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outside of the time limit of a test
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if _LOCKED in item.config.stash and group_of(item.nodeid) == "alone":
+        fcntl.lockf(item.config.stash[_LOCKED], fcntl.LOCK_EX)
+    yield
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # after the ends of all fixtures
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    yield
+    if _LOCKED in session.config.stash:
+        session.config.stash[_LOCKED].close()

@@ -21,7 +21,7 @@ import pytest
 from tests.harness import ROOT
 
 MARK = "short"
-_FILE = re.compile(r"\b(?:examples|benchmarks)/[\w/]+\.py\b")
+_FILE = re.compile(r"\b(?:examples|benchmarks|tests/[\w/]+/programs)/[\w/]+\.py\b")
 _FOLDERS = ("horovod_api", "horovod_tensorflow_api")  # of tests that a test runs in each rank
 
 

@@ -13,24 +13,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.harness import program_text
 from tests.harness.limits import scaled
 from tests.harness.support import environment
 
 Variables = dict[str, str]
 
-JOB = """
-import sys
-import numpy as np
-import horoplug as hvd
-
-hvd.init()
-rank, size = hvd.rank(), hvd.size()
-assert hvd.allreduce(np.array([rank]), op=hvd.Sum) == size * (size - 1) // 2
-hvd.shutdown()
-hvd.init()
-assert hvd.allgather(np.array([rank])).tolist() == [*range(size)]
-sys.stdout.write(f"rank {rank} of {size} is done\\n")
-"""
+JOB = program_text("tests/harness/programs/starters.py")
 
 
 def srun(size: int, *, nodes: int = 1, step: int = 0, **more: str) -> list[Variables]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, program_text
 from tests.harness.limits import scaled
 from tests.harness.xla_calls import Xla
 
@@ -106,20 +106,7 @@ def test_handlers_declare_the_known_major_version(version, declared):
 
 
 # A process of its own: JAX cannot be used any more if handlers are refused before its first operation.
-REGISTER = """
-import sys
-import jax
-from horoplug.jax.library import _register
-from tests.harness.xla_calls import handler_of_version
-handler = handler_of_version(1, 0)  # XLA keeps its address
-if "after" in sys.argv:
-    jax.devices()
-try:
-    _register("horoplug_test", handler, "cpu")
-    jax.devices()
-except Exception as error:
-    print(type(error).__name__, error)
-"""
+REGISTER = program_text("tests/jax/programs/xla_interface_register.py")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, program_text
 from tests.harness.mpi_jobs import find
 from tests.harness.starters import JOB, STARTERS, distributed, run, srun
 from tests.harness.support import environment, until
@@ -98,26 +98,7 @@ def test_bootstrap_over_mpi_on_request(home):
         assert "of 1: start the job with the mpirun" in text
 
 
-PARTED = """
-import sys, time
-from pathlib import Path
-import numpy as np
-import horoplug as hvd
-
-hvd.init()
-rank = hvd.rank()
-hvd.shutdown()
-ended = Path(sys.argv[1], "ended")
-if rank == 0:
-    ended.touch()
-else:
-    while not ended.exists():
-        time.sleep(0.01)
-    time.sleep(0.5)  # so that rank 0 is through with everything but its end
-    hvd.init(comm=[1, 2])
-    assert hvd.allgather(np.array([rank])).tolist() == [1, 2]
-sys.stdout.write(f"rank {rank} of 3 is done\\n")
-"""
+PARTED = program_text("tests/launcher/programs/launcher_environment_jobs_parted.py")
 
 
 def test_rank_0_ends_before_others_init_again(home, tmp_path):

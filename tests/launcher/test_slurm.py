@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, program_text
 from tests.harness.mpi_jobs import find, no_files_of_mpi, on_hosts, place
 from tests.harness.same_program import RANKS, assert_same_as_horovodrun
 from tests.harness.slurm_daemons import HOST, batch, slurm
@@ -65,20 +65,7 @@ srun -n 1 --exact {python} & srun -n 2 --exact {python} & wait %1; wait %2
 
 
 # The shell of `srun --pty`, as a user types into it.
-AT_A_TERMINAL = """
-import os, pty, select, subprocess, sys
-terminal, other = pty.openpty()
-command = ["srun", "-n", "2", "--pty", "bash", "--norc", "--noprofile", "-i"]
-shell = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, start_new_session=True)
-os.close(other)
-os.write(terminal, f"{sys.executable} {sys.argv[1]}; exit\\n".encode())
-try:
-    while select.select([terminal], [], [], 40)[0] and (data := os.read(terminal, 4096)):
-        os.write(1, data)
-except OSError:  # the shell has ended
-    pass
-sys.exit(shell.wait(10))
-"""
+AT_A_TERMINAL = program_text("tests/launcher/programs/slurm_at_a_terminal.py")
 
 
 def test_program_in_an_interactive_shell_is_not_a_rank(slurm, tmp_path):
@@ -108,22 +95,7 @@ def test_variables_of_a_job_that_is_over(slurm, tmp_path):
     assert f"Slurm's job {variables['SLURM_JOB_ID']} is over (COMPLETED), so its hosts" in output
 
 
-COMMUNICATOR = """
-import sys
-from mpi4py import MPI
-import numpy as np
-import horoplug as hvd
-from horoplug.common.context import context
-world = MPI.COMM_WORLD
-hvd.init(comm=world)
-assert (hvd.rank(), hvd.size()) == (world.rank, world.size) == (hvd.rank(), 2)
-assert hvd.allreduce(np.ones(1000), op=hvd.Sum).tolist() == [2] * 1000
-assert hvd.cross_size() == 2 and context.connections().mpi is not None
-hvd.shutdown()
-hvd.init(comm=world.Split(world.rank))
-assert hvd.size() == 1
-sys.stdout.write(f"rank {world.rank} of 2 is done\\n")
-"""
+COMMUNICATOR = program_text("tests/launcher/programs/slurm_communicator.py")
 
 
 @pytest.mark.parametrize(("name", "how"), [("mpich", "pmi2"), ("openmpi", "pmix")])

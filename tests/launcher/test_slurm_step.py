@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from tests.harness import program_text
 from tests.harness.limits import scaled
 from tests.harness.slurm_daemons import HOST, OTHER, allocated, slurm, without_ssh
 from tests.harness.starters import JOB
@@ -20,47 +21,7 @@ __all__ = ["allocated", "slurm", "without_ssh"]  # fixtures
 HOROVODRUN = (sys.executable, "-m", "horoplug.runner")
 
 # Runs horovodrun, waits for a number of lines with "ready", does something, and reports the result and what is left.
-DRIVER = """
-import json, os, re, signal, subprocess, sys, time
-import psutil
-count, action, *command = sys.argv[1:]
-run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-lines = []
-while sum("ready" in line for line in lines) < int(count):
-    lines.append(run.stdout.readline())
-    assert lines[-1], run.communicate()
-def of_job():
-    # All processes of this Slurm job but this one.
-    found = []
-    for process in psutil.process_iter():
-        try:
-            job = process.environ().get("SLURM_JOB_ID")
-            if job == os.environ["SLURM_JOB_ID"] and process.pid != os.getpid():
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
-def named(program, text):
-    found = []
-    for process in of_job():
-        try:
-            words = process.cmdline()
-            if words and words[0].endswith(program) and text in words:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
-def sruns():
-    # srun and the child that it forks, in this order.
-    found = named("srun", "--overlap")
-    return sorted(found, key=lambda process: process.ppid() in [each.pid for each in found])
-exec(action)
-out, err = run.communicate(timeout=40)
-deadline = time.monotonic() + 20
-while (left := of_job()) and time.monotonic() < deadline:
-    time.sleep(0.05)
-print("RESULT", json.dumps([run.returncode, "".join(lines) + out, err, list(map(str, left))]))
-"""
+DRIVER = program_text("tests/launcher/programs/slurm_step_driver.py")
 # sleep replaces the rank's shell, which would print "Killed" if Slurm killed its child first.
 READY = "sleep 600 & (setsid sleep 600 &) ; echo ready $SLURMD_NODENAME; exec sleep 600"
 

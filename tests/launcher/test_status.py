@@ -17,6 +17,7 @@ from horoplug.rendezvous.store.report import KEY, Counters, Report, pack, unpack
 from horoplug.rendezvous.store.server import StoreServer
 from horoplug.runner.output import output, status
 from horoplug.runner.output.status import Status
+from tests.harness import program_text
 from tests.harness.limits import scaled
 from tests.harness.screen import Screen
 from tests.harness.support import environment, until
@@ -153,22 +154,7 @@ from horoplug.runner import launch
 sys.exit(launch.main())
 """
 
-WORK = """
-import os, sys
-import numpy as np
-import horoplug as hvd
-hvd.init()
-gate = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK)
-x = np.ones(1000, np.float32)
-step = 0
-while True:
-    hvd.allreduce(x, op=hvd.Sum, name="x")
-    if step % 100 == 0: print(f"line {hvd.rank()} {step} " + "x" * 40)
-    if step % 100 == 50: sys.stderr.write(f"\\rbar {step}" + ("\\n" if step % 200 == 50 else ""))
-    step += 1
-    over = np.array([os.path.exists(sys.argv[1] + ".over")])
-    if hvd.allreduce(over, op=hvd.Max, name="over")[0]: break
-"""
+WORK = program_text("tests/launcher/programs/status_work.py")
 
 
 # A shell with job control starts a job in a new process group, in the foreground or background of the terminal.

@@ -13,7 +13,7 @@ from horoplug.base.thread_share import GIVEN, RANKS, Capacity, capacity_of, shar
 from horoplug.common import compute_threads
 from horoplug.runner.environment import give_threads
 from horoplug.runner.worker_job import WorkerJob, enter, leave
-from tests.harness import ROOT
+from tests.harness import ROOT, program_text
 from tests.harness.limits import scaled
 
 NAMES = [each.name for each in thread_share.VARIABLES]
@@ -114,23 +114,7 @@ def test_affinity_and_quota_of_this_process_count(tmp_path, monkeypatch):
 
 # ---- who starts ranks ------------------------------------------------------------------------------------------------
 
-SEEN_BY_FRAMEWORKS = """
-import json, os
-rank = int(os.environ["HOROVOD_RANK"])
-if rank == 0:
-    import torch
-    seen = torch.get_num_threads()
-else:
-    if rank == 1:
-        import jax.numpy
-        (jax.numpy.ones((100, 100)) @ jax.numpy.ones((100, 100))).block_until_ready()
-    else:
-        import tensorflow as tf
-        tf.function(lambda x: x @ x)(tf.ones((100, 100)))
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    seen = {1: names.count("tf_XLAEigen"), 2: names.count("tf_Compute")}[rank]
-print(json.dumps(seen))
-"""
+SEEN_BY_FRAMEWORKS = program_text("tests/launcher/programs/thread_share_seen_by_frameworks.py")
 
 
 def test_frameworks_start_as_many_threads_as_their_share():

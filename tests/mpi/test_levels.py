@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.harness import program_text
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 from tests.harness.mpi_programs import COLLECTIVES, ENDING, TRANSPORT, failures, kill, transports
 
@@ -32,35 +33,7 @@ def level(name: str) -> str:
 # The beginning of a program that leaves the initialisation of MPI to horoplug. The ranks are assigned to two hosts by
 # their numbers in the environment, since the program cannot ask MPI. A replacement for the module MPI records which
 # threads use it.
-LEFT_TO_HOROPLUG = """
-import atexit
-import os
-import sys
-import threading
-import types
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI as real
-
-class RecordingModule(types.ModuleType):
-    def __getattr__(self, name):
-        if name == "COMM_WORLD":
-            threads.add(threading.get_ident())
-        return getattr(real, name)
-
-threads = set()
-MPI = sys.modules["mpi4py.MPI"] = RecordingModule("mpi4py.MPI")
-number = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-os.environ["HOROVOD_HOSTNAME"] = f"host{number % 2}"
-
-def at_the_end():
-    # Below level multiple, only the thread that has initialised MPI has called it.
-    if mpi4py.rc.thread_level != "multiple":
-        assert len(threads) == 1 and threading.get_ident() not in threads, threads
-    sys.stdout.write(f"rank {number}: finalized {real.Is_finalized()}\\n")
-
-atexit.register(at_the_end)  # registered first, so that it runs after horoplug's exit functions
-"""
+LEFT_TO_HOROPLUG = program_text("tests/mpi/programs/levels_left_to_horoplug.py")
 
 
 FORKS = """

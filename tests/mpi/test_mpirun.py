@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import program_text
 from tests.harness.limits import scaled
 from tests.harness.mpi_jobs import (
     find,
@@ -23,35 +24,7 @@ from tests.harness.support import environment, until
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 
-JOB = """
-import sys
-import numpy as np
-from mpi4py import MPI
-import horoplug as hvd
-
-hvd.init()
-rank, size, world = hvd.rank(), hvd.size(), MPI.COMM_WORLD
-assert (rank, size) == (world.rank, world.size)
-assert (hvd.local_rank(), hvd.local_size(), hvd.cross_size()) == (rank, size, 1)
-assert hvd.allreduce(np.array([rank]), op=hvd.Sum) == size * (size - 1) // 2
-
-# init after shutdown.
-hvd.shutdown()
-hvd.init()
-assert hvd.allgather(np.array([rank])).tolist() == [*range(size)]
-hvd.shutdown()
-
-# Communicators of all ranks, and of half of the ranks each, in reverse order.
-hvd.init(comm=world.Dup())
-assert (hvd.rank(), hvd.size()) == (rank, size)
-hvd.shutdown()
-halves = world.Split(rank % 2, -rank)
-hvd.init(comm=halves)
-assert (hvd.rank(), hvd.size()) == (halves.rank, halves.size)
-assert hvd.allgather_object(rank) == halves.allgather(rank)
-hvd.shutdown()
-sys.stdout.write(f"rank {rank} of {size} is done\\n")
-"""
+JOB = program_text("tests/mpi/programs/mpirun.py")
 
 
 @pytest.mark.short
@@ -79,34 +52,7 @@ print("done", flush=True)
 
 
 # Prints whether the job's secret has gone over MPI.
-SECRET = """
-import os, sys
-from pathlib import Path
-from mpi4py import MPI
-rank, folder = MPI.COMM_WORLD.rank, Path(sys.argv[1])
-if sys.argv[2] == "none" and rank == 1:
-    os.environ["XDG_CONFIG_HOME"] = str(folder / "nothing")
-if sys.argv[2] == "other" and rank == 1:
-    os.environ["HOROPLUG_SECRET_KEY"] = 64 * "1"
-import horoplug as hvd
-from horoplug.rendezvous.bootstrap import over_mpi
-sent, original = [], over_mpi._broadcast
-def broadcast(communicator, message):
-    sent.append(original(communicator, message))
-    return sent[-1]
-over_mpi._broadcast = broadcast
-from horoplug.rendezvous.store import client
-connect = client.StoreClient.connect
-def connecting(address, port, secret, timeout, **options):
-    sys.stdout.write("sent\\n" if any(secret in each for each in sent) else "not sent\\n")
-    return connect(address, port, secret, timeout, **options)
-client.StoreClient.connect = connecting
-try:
-    hvd.init()
-    sys.stdout.write("done\\n")
-except ValueError as error:
-    sys.stdout.write(f"refused: {error}\\n")
-"""
+SECRET = program_text("tests/mpi/programs/mpirun_secret.py")
 
 
 @pytest.mark.parametrize(
@@ -141,19 +87,7 @@ def test_different_keys_under_mpirun_are_an_error(place, tmp_path):
     assert "ranks [1] have another one than rank 0" in output
 
 
-FAILING = """
-import sys
-import numpy as np
-import horoplug as hvd
-hvd.init()
-hvd.allreduce(np.ones(1), name="before")
-if hvd.rank() == 1:
-    sys.exit(0)
-try:
-    hvd.allreduce(np.ones(1), name="after")
-except hvd.HorovodInternalError as error:
-    print(f"failed: {error}", flush=True)
-"""
+FAILING = program_text("tests/mpi/programs/mpirun_failing.py")
 
 
 def test_rank_that_exits_early_is_named(place):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.harness import ROOT
-from tests.harness.kubernetes_fields import FIELDS, JOB, METADATA, problems
+from tests.harness.kubernetes_schemas import problems
 from tests.harness.operators import FOLDER, manifests
 
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -35,23 +35,48 @@ def test_there_is_a_manifest_for_each_kind_of_job():
 
 @pytest.mark.parametrize("name", FILES)
 def test_fields_of_a_manifest_exist(name):
-    for kind, manifest in manifests(name).items():
-        fields = FIELDS[manifest["apiVersion"], kind]
-        known = {"apiVersion!": str, "kind!": str, "metadata!": METADATA}
-        assert problems(manifest, known | fields, kind) == []
+    for manifest in manifests(name).values():
+        assert problems(manifest) == []
         assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", manifest["metadata"]["name"])
 
 
-def test_mistakes_in_a_manifest_are_found():
-    manifest = manifests("job")["Job"]
-    pod = manifest["spec"]["template"]["spec"]
-    pod["containers"][0]["env"][0]["value"] = 4
-    pod["volume"] = pod.pop("volumes")
-    del pod["containers"][0]["image"]
-    assert sorted(problems(manifest["spec"], JOB, "spec")) == [
-        "spec.template.spec.containers[0].env[0].value must be of type str",
-        "spec.template.spec.containers[0].image is missing",
-        "spec.template.spec.volume is unknown",
+@pytest.mark.parametrize(
+    ("name", "kind", "template"),
+    [
+        ("job", "Job", "spec.template"),
+        ("jobset", "JobSet", "spec.replicatedJobs[0].template.spec.template"),
+        ("mpijob", "MPIJob", "spec.mpiReplicaSpecs.Worker.template"),
+        ("pytorchjob", "PyTorchJob", "spec.pytorchReplicaSpecs.Master.template"),
+        ("rayjob", "RayJob", "spec.rayClusterSpec.workerGroupSpecs[0].template"),
+    ],
+)
+def test_mistakes_in_the_pods_of_a_manifest_are_found(name, kind, template):
+    manifest = manifests(name)[kind]
+    node = manifest
+    for step in re.findall(r"\w+", template):
+        node = node[int(step) if step.isdecimal() else step]
+    pod = node["spec"]
+    pod["volume"] = pod.pop("volumes", [])
+    pod["restartPolicy"] = "Sometimes"
+    pod["containers"][0]["env"] = [{"name": "A", "value": 4}]
+    del pod["containers"][0]["name"]
+    assert problems(manifest) == [
+        f"$.{template}.spec.containers[0].env[0].value: 4 is not of type 'string'",
+        f"$.{template}.spec.containers[0]: 'name' is a required property",
+        f"$.{template}.spec.restartPolicy: 'Sometimes' is not one of ['Always', 'OnFailure', 'Never']",
+        f"$.{template}.spec: Additional properties are not allowed ('volume' was unexpected)",
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mpijob", "MPIJob"), ("trainjob", "TrainJob")])
+def test_mistakes_in_the_fields_of_an_operator_are_found(name, kind):
+    manifest = manifests(name)[kind]
+    spec = manifest["spec"]
+    spec["backoffLimits"] = spec["backoffPolicy"] = 1
+    spec.pop("mpiReplicaSpecs" if kind == "MPIJob" else "runtimeRef")
+    assert [each.partition(": ")[2] for each in problems(manifest)] == [
+        f"'{'mpiReplicaSpecs' if kind == 'MPIJob' else 'runtimeRef'}' is a required property",
+        "Additional properties are not allowed ('backoffLimits', 'backoffPolicy' were unexpected)",
     ]
 
 

@@ -1,106 +1,151 @@
-"""The order in which ``pytest -n`` runs the tests (tests/harness/scheduling.py), with simulated workers."""
+"""The order in which ``pytest -n`` runs the tests (tests/harness/scheduling.py), in sessions of made-up tests."""
 
 import random
-from types import SimpleNamespace
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
-from tests.harness.support import seed
+from tests.harness import ROOT, scheduling
+from tests.harness.limits import scaled
+from tests.harness.support import environment, seed
 
-scheduling = pytest.importorskip("tests.harness.scheduling", reason="needs pytest-xdist")
+pytest.importorskip("xdist", reason="needs pytest-xdist")
 
+# Each test writes a line at its begin and at its end, and the fixture of a module at its end.
+MODULE = """
+import os, time
+import pytest
 
-class Config:
-    def __init__(self, workers):
-        self.workers = workers
+def log(what, name):
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    with open("log", "a") as file:
+        file.write(f"{worker} {what} {name}\\n")
 
-    def getvalue(self, name):
-        assert name == "tx"
-        return ["popen"] * self.workers
+@pytest.fixture(scope="module", autouse=True)
+def shared():
+    yield
+    time.sleep(0.05)
+    log("torn", __file__)
 
-
-class Worker:
-    """A worker, which starts a test when it has been assigned the next one or is told that there is none."""
-
-    def __init__(self):
-        self.gateway = SimpleNamespace(id="worker")
-        self.queue = []
-        self.shutting_down = False
-        self.finished = False
-
-    def send_runtest_some(self, indices):
-        assert not self.shutting_down
-        self.queue += indices
-
-    def shutdown(self):
-        self.shutting_down = True
-
-    def next_test(self):
-        """The index of the test that this worker can run; None if it has to wait."""
-        return self.queue[0] if len(self.queue) > self.shutting_down ^ 1 else None
+@pytest.mark.parametrize("number", range(COUNT))
+def test_made_up(request, number):
+    name = f"{os.path.relpath(__file__)}::{request.node.name}"
+    log("begin", name)
+    time.sleep(0.01 * (hash(name) % 5))
+    if os.environ.get("CRASH") == name and not os.path.exists("crashed"):
+        open("crashed", "w").close()
+        os._exit(1)
+    log("end", name)
+"""
 
 
-def run(tests, workers, key):
-    """Run all tests, with workers in random order. Returns (worker, test) in the order of completion."""
-    draw = random.Random(key)
-    schedule = scheduling.Scheduling(Config(workers))
-    nodes = [Worker() for _ in range(workers)]
-    for node in nodes:
-        schedule.add_node(node)
-    for node in nodes:
-        schedule.add_node_collection(node, tests)
-    schedule.schedule()
-    ended = []
-    while not all(node.finished for node in nodes):
-        if schedule.tests_finished:
-            for node in nodes:
-                node.shutdown()
-        able = [n for n in nodes if n.next_test() is not None]
-        over = [n for n in nodes if n.shutting_down and not n.queue and not n.finished]
-        assert able or over, "every worker waits"
-        node = draw.choice(able + over)
-        if node in over:
-            node.finished = True
-            assert schedule.remove_node(node) is None
-            continue
-        index = node.queue.pop(0)
-        ended.append((nodes.index(node), tests[index]))
-        schedule.mark_test_complete(node, index)
-    return ended
+def run(folder: Path, files: dict[str, int], *options: str, **variables: str):
+    """Run a session of files with so many tests. Returns its output and the lines that its tests have written."""
+    for name, count in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(MODULE.replace("COUNT", str(count)))
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib -ra\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.harness.scheduling", *options]
+    done = subprocess.run(
+        [*command, f"--rootdir={folder}", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env=environment() | {"PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+    )
+    return done.stdout, [line.split() for line in (folder / "log").read_text().splitlines()]
+
+
+def check_alone(lines):
+    """While a test that must be alone runs, nothing else does."""
+    for number, (worker, what, name) in enumerate(lines):
+        if scheduling.group_of(name) == "alone" and what == "begin":
+            assert lines[number + 1] == [worker, "end", name]
+
+
+def check(lines, files):
+    """Each test ran once, those of a group in one worker, and those that must be alone after all others."""
+    begun = [(worker, name) for worker, what, name in lines if what == "begin"]
+    tests = [f"{file}::test_made_up[{n}]" for file, count in files.items() for n in range(count)]
+    assert sorted(name for _, name in begun) == sorted(tests)
+    alone = [scheduling.group_of(name) == "alone" for _, name in begun]
+    assert alone == sorted(alone)
+    order = [name.partition("::")[0] for (_, name), each in zip(begun, alone, strict=True) if each]
+    assert list(dict.fromkeys(order)) == [file for file in scheduling.ALONE if file in files]
+    for group in {scheduling.group_of(name) for _, name in begun}:
+        assert len({w for w, name in begun if scheduling.group_of(name) == group}) == 1, group
+    check_alone(lines)
+    # All that the others did, up to the ends of their fixtures, was before.
+    if any(alone):
+        (worker,) = {w for (w, _), each in zip(begun, alone, strict=True) if each}
+        first = next(i for i, line in enumerate(lines) if scheduling.group_of(line[2]) == "alone")
+        assert {w for w, _, _ in lines[first:]} == {worker}
 
 
 def made_up(draw):
-    """Test ids in some files of each kind."""
+    """Numbers of tests in some files of each kind."""
     files = [
         *scheduling.ALONE,
         "tests/mpi/test_mpirun.py",
         "tests/gpu/test_mpi.py",
         *scheduling.GROUPS["hosts"],
         *scheduling.SPLIT,
+        *(f"tests/core/test_{n}.py" for n in range(5)),
     ]
-    files += [f"tests/core/test_{n}.py" for n in range(5)]
     files = draw.sample(files, draw.randint(1, len(files)))
-    return [f"{file}::test[{n}]" for file in files for n in range(draw.choice([1, 1, 2, 9]))]
+    return {file: draw.choice([1, 1, 2, 9]) for file in files}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_every_test_runs_once_and_exclusive_files_run_alone(workers):
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_test_runs_once_and_exclusive_files_run_alone(workers, tmp_path):
     draw = random.Random(seed())
-    for _ in range(200):
-        tests = made_up(draw)
-        ended = run(tests, workers, draw.random())
-        assert sorted(test for _, test in ended) == sorted(tests)
-        groups = [scheduling.group_of(test) for _, test in ended]
-        alone = [group in scheduling.ALONE for group in groups]
-        assert alone == sorted(alone), (
-            "one that must be alone has begun before the others were done"
-        )
-        assert len({worker for (worker, _), each in zip(ended, alone, strict=True) if each}) <= 1
-        for group in set(groups):
-            assert (
-                len({w for (w, _), each in zip(ended, groups, strict=True) if each == group}) == 1
-            )
+    for number in range(2):
+        files = made_up(draw)
+        (folder := tmp_path / str(number)).mkdir()
+        output, lines = run(folder, files, "-n", str(workers))
+        assert output.splitlines()[-1].split()[1:3] == [str(sum(files.values())), "passed"], output
+        check(lines, files)
+
+
+ALONE = [*scheduling.ALONE]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {ALONE[0]: 1},
+        {ALONE[0]: 1, ALONE[1]: 1, ALONE[-1]: 2},
+        {"tests/core/test_a.py": 1, ALONE[-1]: 1},
+        {"tests/core/test_a.py": 9, "tests/core/test_b.py": 1, ALONE[-1]: 1},
+    ],
+    ids=["one", "only exclusive ones", "two", "a late worker"],
+)
+def test_few_tests(files, tmp_path):
+    output, lines = run(tmp_path, files, "-n", "3")
+    assert f" {sum(files.values())} passed in " in output
+    check(lines, files)
+
+
+def test_without_workers_exclusive_files_run_last(tmp_path):
+    files = {ALONE[-1]: 1, ALONE[0]: 1, "tests/core/test_a.py": 2, "tests/mpi/test_a.py": 1}
+    output, lines = run(tmp_path, files, "-n", "0")
+    assert " 5 passed in " in output
+    check(lines, files)
+
+
+def test_a_worker_that_crashes_is_replaced(tmp_path):
+    crash = "tests/core/test_a.py::test_made_up[0]"
+    files = {"tests/core/test_a.py": 3, "tests/core/test_b.py": 9, ALONE[0]: 2, ALONE[-1]: 1}
+    output, lines = run(tmp_path, files, "-n", "2", CRASH=crash)
+    assert re.search(rf"^FAILED {re.escape(crash)} - worker 'gw\d' crashed ", output, re.M), output
+    assert " 1 failed, 15 passed in " in output  # pytest-xdist runs the test once more
+    ended = [name for _, what, name in lines if what == "end"]
+    assert len(ended) == len(set(ended)) == 15
+    check_alone(lines)
 
 
 def test_scheduled_files_exist():
@@ -118,4 +163,4 @@ def test_files_of_a_group_go_to_one_worker_and_other_files_to_any():
 
 
 def test_leftovers_test_runs_last():
-    assert list(scheduling.ALONE)[-1].endswith("test_leftovers.py")
+    assert ALONE[-1].endswith("test_leftovers.py")

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from horoplug.compat import python_path
+from tests.harness import program_text
 from tests.harness.limits import scaled
 from tests.harness.ray_driver import variables
 
@@ -195,29 +196,7 @@ def test_two_trials_of_tune_run_side_by_side_and_do_not_meet(on_ray, tmp_path):
         assert metrics["size"] == 2
 
 
-_OLD_PROGRAM = """
-import sys
-import ray
-from ray.train import ScalingConfig, RunConfig
-from ray.train.horovod import HorovodConfig, HorovodTrainer
-
-def train(config):
-    import horovod.torch as hvd
-    import torch
-    import ray.train
-    hvd.init()
-    total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
-    ray.train.report({"total": total, "size": hvd.size(), "local": hvd.local_size(), "from": hvd.__name__})
-
-ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={
-    "worker_process_setup_hook": "horoplug.compat.install"})
-trainer = HorovodTrainer(
-    train, train_loop_config={}, horovod_config=HorovodConfig(timeout_s=60),
-    scaling_config=ScalingConfig(num_workers=2, trainer_resources={"CPU": 0}),
-    run_config=RunConfig(storage_path=sys.argv[2], verbose=0))
-metrics = trainer.fit().metrics
-print("result:", metrics["total"], metrics["size"], metrics["local"], metrics["from"])
-"""
+_OLD_PROGRAM = program_text("tests/ray/programs/train_old_program.py")
 
 
 def test_rays_own_horovod_trainer_runs_with_horoplug(on_ray, tmp_path):

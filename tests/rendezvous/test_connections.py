@@ -44,7 +44,7 @@ from horoplug.rendezvous.network.interfaces import interface_address
 from horoplug.rendezvous.network.topology import host_key, topology
 from horoplug.rendezvous.store.client import StoreClient
 from horoplug.rendezvous.store.server import StoreServer
-from tests.harness import ROOT
+from tests.harness import ROOT, program_text
 from tests.harness.descriptors import descriptors
 from tests.harness.limits import scaled
 from tests.harness.strangers import RefusingServer
@@ -345,31 +345,7 @@ def test_repeated_connections_leak_nothing(server, stores):
     assert len(generations) <= 3  # old keys are removed
 
 
-WORKER = """
-import json, os, socket, sys
-from horoplug.base.config import Config
-from horoplug.rendezvous.session import Rendezvous
-config = Config.from_env()
-with Rendezvous(config) as rendezvous:
-    for generation in range(int(sys.argv[1])):
-        connections = rendezvous.connect(generation)
-        said = {}
-        for rank, _, stream, _, doorbell in connections.peers:
-            sock = socket.socket(fileno=stream)
-            sock.settimeout(20)
-            sock.sendall(str(config.rank).encode())
-            if doorbell >= 0:
-                os.eventfd_write(doorbell, 1)
-            said[rank] = sock
-        heard = {rank: sock.recv(10).decode() for rank, sock in said.items()}
-        assert all(str(rank) == text for rank, text in heard.items()), heard
-        for sock in said.values():
-            sock.detach()
-        last = connections
-        connections.close()
-print(json.dumps({"rank": last.rank, "hosts": last.hosts, "local": [last.local_rank, last.local_size],
-    "fds": len(os.listdir("/proc/self/fd"))}))
-"""
+WORKER = program_text("tests/rendezvous/programs/connections_worker.py")
 
 
 def start_worker(server_address, rank, size, generations=1, **env):

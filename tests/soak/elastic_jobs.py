@@ -45,9 +45,9 @@ class Job:
         self.draw = draw
         self.parameters = folder / "parameters"
         flags = ["--verbose", "--gloo-timeout-seconds", 4, "--blacklist-cooldown-range", 1, 1]
-        text = program(STEPS, pause=0.01)
+        training = program(STEPS, pause=0.01)
         self.process = start(
-            *("-np", size, "--min-np", minimum, *flags, sys.executable, "-c", text),
+            *("-np", size, "--min-np", minimum, *flags, sys.executable, *training),
             HOROPLUG_NOTICE_SIGNAL="SIGUSR1",
             PARAMETERS=str(self.parameters),
             FULL_SIZE="1",  # the end waits for nobody

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, program_text
 from tests.harness.wheels import run, wheel
 
 sys.path.append(str(ROOT / "scripts" / "wheels"))
@@ -14,35 +14,9 @@ from pythons import pythons
 
 PYTHONS = pythons()
 
-REDUCE = """
-import sys
-import numpy as np
-import horoplug as hvd
-
-hvd.init()
-total = hvd.allreduce(np.ones(3), op=hvd.Sum)
-gathered = hvd.allgather(np.full(hvd.rank() + 1, hvd.rank()))
-said = hvd.broadcast_object("from rank 0" if hvd.rank() == 0 else None)
-if hasattr(sys, "_is_gil_enabled"):
-    # The import has not turned on the lock of a Python that runs without.
-    assert sys._is_gil_enabled() == ("t" not in sys.abiflags)
-print(total.tolist(), gathered.tolist(), said)
-"""
+REDUCE = program_text("tests/wheels/programs/installed_reduce.py")
 # Those for frameworks that are not installed say so; nothing else goes wrong.
-IMPORT_ALL = """
-import importlib, pkgutil
-import horoplug
-
-for module in pkgutil.walk_packages(horoplug.__path__, "horoplug.", onerror=lambda name: None):
-    if module.name.endswith("__main__") or ".libhoroplug" in module.name:
-        continue
-    try:
-        importlib.import_module(module.name)
-    except ImportError as error:
-        missing = (error.name or "").split(".")[0]
-        assert missing != "horoplug" or "pip install" in str(error), (module.name, error)
-print("imported")
-"""
+IMPORT_ALL = program_text("tests/wheels/programs/installed_import_all.py")
 LEAVE = """
 import os, signal
 import horoplug as hvd

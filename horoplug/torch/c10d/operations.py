@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 
 from horoplug._native import Engine, Error, Op, Status
 from horoplug.base.log import logger
@@ -21,7 +22,7 @@ from horoplug.torch import streams
 from horoplug.torch.c10d import hooks
 from horoplug.torch.c10d.ddp_buckets import parameters_in_bucket
 
-PYTORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+PYTORCH = Version(torch.__version__).release  # that of a pre-release, too
 SHORT_PAUSE = 0.0005  # seconds between two looks at what is waited for
 _LOOKS = 0.25  # seconds between two looks at the threads that wait for futures
 _FIRST_LOOKS = 20  # after the last operation, before the thread of futures sleeps without a limit

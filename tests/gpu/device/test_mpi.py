@@ -5,27 +5,12 @@ import json
 import pytest
 
 from tests.gpu.device.cupy_checks import need
+from tests.harness import program_text
 from tests.harness.mpi_jobs import find, finish, mpirun, no_files_of_mpi, on_hosts
 
 __all__ = ["no_files_of_mpi"]  # fixture
 
-SCRIPT = """
-import sys
-import horoplug as hvd
-from tests.gpu.device import cupy_checks
-from horoplug.mpi.cuda import reports_cuda_aware
-
-if not reports_cuda_aware(MPI):
-    sys.stdout.write("not CUDA-aware\\n")
-    sys.exit(0)
-os.environ["HOROVOD_TIMELINE"] = sys.argv[1]
-hvd.init()
-for dtype in "float32", "float64", "float16", "int32", "uint8":
-    cupy_checks.check_operations(dtype)
-cupy_checks.check_streams()
-hvd.shutdown()
-sys.stdout.write("done\\n")
-"""
+SCRIPT = program_text("tests/gpu/device/programs/mpi.py")
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
