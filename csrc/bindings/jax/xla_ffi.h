@@ -50,6 +50,7 @@ enum ErrorCode : int {
   kUnknown = 2,
   kInvalidArgument = 3,
   kFailedPrecondition = 9,
+  kUnimplemented = 12,
   kInternal = 13,
 };
 
