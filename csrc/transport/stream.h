@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <memory>
 
 #include "base/wire.h"
 
@@ -61,6 +62,16 @@ class Stream {
   virtual bool pending() const { return false; }
   // Releases what must not wait for the destructor. Nothing is read or written afterwards.
   virtual void close() {}
+
+  // Prepares memory that is often written or read, as devices need that access it themselves, until
+  // the result is destroyed. nullptr: the stream needs no preparation. Nothing calls it yet.
+  class Registration {
+   public:
+    virtual ~Registration() = default;
+  };
+  virtual std::unique_ptr<Registration> register_memory(void* /*memory*/, std::size_t /*bytes*/) {
+    return nullptr;
+  }
 };
 
 }  // namespace horoplug
