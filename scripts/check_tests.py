@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Programs that tests run are strings, which are searched as text.
+# Short programs that tests run are strings, which are searched as text.
 IMPORT_IN_TEXT = re.compile(
     r"\b(?:from|import)\s+(tests(?:\.\w+)*\.test_\w+|tests(?:\.\w+)* import test_\w+)"
 )

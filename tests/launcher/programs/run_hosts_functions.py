@@ -34,7 +34,8 @@ if __name__ == "__main__":
     try:
         horoplug.run(fail, num_proc=3, hosts="h0:1,h1:2")
     except horoplug.RankError as error:
-        print(error.rank, repr(error.__cause__), "line 15" in error.traceback)
+        line = fail.__code__.co_firstlineno + 5
+        print(error.rank, repr(error.__cause__), f"line {line}" in error.traceback)
     try:
         horoplug.run(fail, num_proc=2, hosts="h0:1,nonesuch:1")
     except horoplug.RankError as error:

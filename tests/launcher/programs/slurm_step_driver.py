@@ -1,5 +1,7 @@
 import json
 import os
+import re  # noqa: F401  # actions use it
+import signal  # noqa: F401  # actions use it
 import subprocess
 import sys
 import time
