@@ -458,7 +458,7 @@ def test_hosts_are_added_and_removed_in_the_middle_of_a_job(cluster, tmp_path):
     hosts = tmp_path / "hosts"
     write(hosts, "h0:2")
     flags = ["--min-np", 2, "--max-np", 4, "--host-discovery-script", f"cat {hosts}", "--verbose"]
-    with ElasticJob(cluster, tmp_path, *flags, timeout=1, later=0.5) as job:
+    with ElasticJob(cluster, tmp_path, *flags, timeout=2, later=0.5) as job:
         job.wait_for_members(["0 on h0", "1 on h0"])
         job.wait_for_steps()
         write(hosts, "h0:2", "h1:2")

@@ -34,7 +34,7 @@ MODULES = sorted(
 PARTS = {"callbacks", "elastic", "mpi_ops"}
 """Modules that are names of other modules: hvd.elastic."""
 # Not for users, although their base classes are exceptions.
-INTERNAL = {"AbandonedError", "DismissedError", "LostError", "StartError", "UsageError"}
+INTERNAL = {"AbandonedError", "DismissedError", "LostError", "ProbeError", "StartError", "UsageError"}
 
 
 BESIDES = {
