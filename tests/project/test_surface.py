@@ -34,7 +34,14 @@ MODULES = sorted(
 PARTS = {"callbacks", "elastic", "mpi_ops"}
 """Modules that are names of other modules: hvd.elastic."""
 # Not for users, although their base classes are exceptions.
-INTERNAL = {"AbandonedError", "DismissedError", "LostError", "ProbeError", "StartError", "UsageError"}
+INTERNAL = {
+    "AbandonedError",
+    "DismissedError",
+    "LostError",
+    "ProbeError",
+    "StartError",
+    "UsageError",
+}
 
 
 BESIDES = {
