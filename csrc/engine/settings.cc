@@ -1,6 +1,7 @@
 #include "engine/settings.h"
 
 #include <sstream>
+#include <utility>
 
 #include "base/status.h"
 
@@ -40,10 +41,13 @@ Settings read_settings(const hp_settings& given) {
 
 std::vector<std::pair<std::string, std::string>> compared_settings(const Settings& settings) {
   std::vector<std::pair<std::string, std::string>> list;
-#define HP_SETTING(kind, name, variable, initial, low, high, unit, compared, doc)           \
-  if (*(compared) != '\0')                                                                  \
-    list.emplace_back(*(variable) != '\0' ? compared " (HOROPLUG_" variable ")" : compared, \
-                      describe(settings.name));
+  const auto add = [&list](std::string name, const std::string& variable, std::string value) {
+    if (name.empty()) return;
+    if (!variable.empty()) name += " (HOROPLUG_" + variable + ")";
+    list.emplace_back(std::move(name), std::move(value));
+  };
+#define HP_SETTING(kind, name, variable, initial, low, high, unit, compared, doc) \
+  add(compared, variable, describe(settings.name));
 #include "horoplug/settings.def"
   return list;
 }

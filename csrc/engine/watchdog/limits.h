@@ -23,10 +23,10 @@ inline Limit operation_limit(const EngineOptions& options) {
 // How long a peer that this rank waits for may neither send nor answer. An operation may not take
 // longer for that reason than for others.
 inline Limit progress_limit(const EngineOptions& options) {
-  const Limit operation = operation_limit(options);
+  Limit limit = operation_limit(options);
   const Seconds data = options.data_timeout.get();
-  if (operation.time <= data) return operation;
-  return {data, "HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit"};
+  if (data < limit.time) limit = {data, "HOROVOD_GLOO_TIMEOUT_SECONDS sets this limit"};
+  return limit;
 }
 
 }  // namespace horoplug

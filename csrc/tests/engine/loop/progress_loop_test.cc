@@ -418,7 +418,7 @@ struct EndlessWork {
   }
   void watch() { steps_at_last_watch = steps; }
   void fail(const Status& status) { failure = status; }
-  bool stopped() const { return steps >= kSteps; }
+  bool stopped() const { return steps >= kSteps || !failure.ok(); }
   static bool requests_waiting() { return false; }
   static bool has_running_batch() { return true; }
   static bool has_sleeping_callers() { return false; }
@@ -435,7 +435,6 @@ struct EndlessWork {
 
 struct HungryWork : EndlessWork {
   static bool step() { throw std::bad_alloc(); }
-  bool stopped() const { return !failure.ok(); }
 };
 
 }  // namespace
