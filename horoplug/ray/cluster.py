@@ -81,8 +81,8 @@ def answers(node_id: str) -> bool:
 
 def start_settings(timeout_s: float) -> dict[str, str]:
     """The settings of ranks that wait for each other for so many seconds. Errors: ValueError."""
-    limit = argument("timeout_s", timeout_s, seconds)
-    return {"START_TIMEOUT": str(limit), "START_TIMEOUT_SET_BY": "timeout_s sets"}
+    argument("timeout_s", timeout_s, seconds)
+    return {"START_TIMEOUT": str(timeout_s), "START_TIMEOUT_SET_BY": "timeout_s sets"}
 
 
 def describe_resources(needed: Resources) -> str:

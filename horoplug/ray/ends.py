@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horoplug.base.processes import descendants, signal_all, stat
+from horoplug.base.processes import descendants, stat
 
 _ASKED_SECONDS = 1.0  # limit for a process to end because Ray has asked it to
 _KILLED_SECONDS = 5.0  # limit for it to end after SIGKILL
@@ -81,11 +81,15 @@ def end_processes(processes: Sequence[ProcessId]) -> None:
                 if (_started(process.pid), _space()) == (process.started, process.space):
                     running[fd] = process.pid
         _wait(running, _ASKED_SECONDS)
-        for fd, pid in running.items():
-            left = descendants(pid)  # Ray would have ended them
+        children = [child for pid in running.values() for child in descendants(pid)]
+        for child in children:  # Ray would have ended them
+            with contextlib.suppress(OSError):
+                fd = os.pidfd_open(child)
+                stack.callback(os.close, fd)
+                running[fd] = child
+        for fd in running:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
-                signal_all(left, signal.SIGKILL)
         _wait(running, _KILLED_SECONDS)
 
 
