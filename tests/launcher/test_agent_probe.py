@@ -13,6 +13,7 @@ from horoplug.runner.hosts.hosts import Placement
 from horoplug.runner.start.connection import AgentConnection
 from horoplug.runner.start.starters import LocalStarter
 from tests.harness.limits import scaled
+from tests.harness.support import has_ended, until, wait_until_stopped
 
 
 @pytest.fixture
@@ -69,3 +70,18 @@ def test_probe_runs_beside_processes_and_ends_when_it_is_told_to_or_with_the_job
     connection.send(agent.KILL_RANK, agent.NUMBER.pack(0))
     assert following(0) == ended(-signal.SIGKILL)
     assert following(agent.CHECK) == (agent.DONE, b"")
+
+
+def test_agent_notices_a_probe_that_ended_just_before_it_should_be_killed(connection):
+    """The agent is stopped while its probe ends, so that the probe is a zombie when the agent wants to kill it."""
+    arriving = frames(connection)
+    connection.send(agent.PROBE, payload("sh", "-c", "echo $$ $PPID; exec cat"))
+    probe, its_agent = map(int, next(text for kind, _, text in arriving).split())
+    os.kill(its_agent, signal.SIGSTOP)
+    wait_until_stopped(its_agent)
+    os.kill(probe, signal.SIGTERM)
+    until(lambda: has_ended(probe))
+    connection.send(agent.FINISH)
+    os.kill(its_agent, signal.SIGCONT)
+    found = [(kind, text) for kind, _, text in arriving]
+    assert found == [ended(-signal.SIGTERM), (agent.DONE, b"")]

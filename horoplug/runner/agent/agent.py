@@ -289,7 +289,7 @@ class Agent:
         self._grace = float(job["grace"])
         self._keep = bool(job.get("keep"))
         if not self._keep:
-            self._end_check()
+            self._kill_rank(CHECK)
         if self._kill_at is not None:
             return  # told to end before the job began
         command = [_bytes(part) for part in job["command"]]
@@ -335,10 +335,6 @@ class Agent:
         self._check = self._popen(CHECK, command, _environment(check), cwd, pipe)
         if self._check is not None:
             self._running[self._check.pid] = CHECK, self._check
-
-    def _end_check(self) -> None:
-        if self._check is not None and self._check.pid in self._running:
-            self._check.kill()
 
     def _popen(
         self, rank: int, command: list[bytes], env: dict[str, str], cwd: bytes, stdin: int
@@ -456,9 +452,9 @@ class Agent:
             self._kill_rank(*NUMBER.unpack(payload))
         elif kind == FINISH:
             self._begun, self._keep = True, False
-            self._end_check()
+            self._kill_rank(CHECK)
         elif kind == PROBE_INPUT and not payload:
-            self._end_check()
+            self._kill_rank(CHECK)
         elif kind == PROBE_INPUT and self._check is not None and self._check.stdin is not None:
             with contextlib.suppress(OSError):  # the probe has ended; its end is reported
                 self._check.stdin.write(payload)
@@ -500,6 +496,7 @@ class Agent:
             signal_all(self._processes(), signal.SIGTERM)
 
     def _kill_rank(self, rank: int) -> None:
+        # Not Popen.kill(), which waits for a process that has ended: _collect() would not learn of its end.
         for pid, (each, _) in self._running.items():
             if each == rank:
                 signal_all([pid], signal.SIGKILL)
