@@ -16,6 +16,12 @@ def exception(error: Error) -> ValueError | HorovodInternalError:
     return ValueError(message) if status in _LOCAL else HorovodInternalError(message)
 
 
+def says_operation_failed(error: BaseException) -> bool:
+    """Whether an exception that TensorFlow or XLA has made is a failure of an operation of horoplug on all ranks. They
+    pass on no more of it than a code, which they use themselves, and a text: csrc/bindings/common/core_failure.h."""
+    return "a Horovod operation has failed" in str(error)
+
+
 def is_layout_mismatch(failure: Exception) -> bool:
     """Whether an operation failed because its tensors are sparse on some ranks only, or are parts of tensors of other
     sizes. The answer is the same on all ranks."""

@@ -28,6 +28,7 @@ from horoplug.common.elastic import (
     initialize_again,
     run_fn,
 )
+from horoplug.common.status import says_operation_failed
 from horoplug.jax.functions import broadcast_object, broadcast_parameters
 
 __all__ = ["JaxState", "run"]
@@ -64,8 +65,7 @@ def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
 
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is the failure of a horoplug operation in a compiled program, on all ranks."""
-    is_collective = "a Horovod operation has failed" in str(error)
-    return isinstance(error, jax.errors.JaxRuntimeError) and is_collective
+    return isinstance(error, jax.errors.JaxRuntimeError) and says_operation_failed(error)
 
 
 class JaxState(ObjectState):

@@ -18,6 +18,7 @@ from typing import Any
 from jax._src import core, dispatch, effects
 
 from horoplug.common.context import context
+from horoplug.common.status import says_operation_failed
 
 
 class CollectiveEffect(effects.Effect):  # type: ignore[misc]
@@ -70,8 +71,9 @@ def _must_be_raised(failure: Exception) -> bool:
     program were results of a failed program. In the latter case the caller may never notice, since some callers, such
     as Keras, do not read the results."""
     text = str(failure)
-    is_collective = "a Horovod operation has failed" in text
-    return is_collective and ("Error dispatching" in text or text.startswith("UNKNOWN"))
+    return says_operation_failed(failure) and (
+        "Error dispatching" in text or text.startswith("UNKNOWN")
+    )
 
 
 def _isolate_failures() -> None:

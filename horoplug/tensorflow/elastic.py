@@ -31,6 +31,7 @@ from horoplug.common.keras_building import build_as_on_root, build_optimizer
 from horoplug.common.keras_seeds import keep_seeds
 from horoplug.common.keras_updates import VariablesState, optimizer_variables
 from horoplug.common.object_state import keep_in_place
+from horoplug.common.status import says_operation_failed
 from horoplug.tensorflow.functions import broadcast_object, broadcast_variables
 from horoplug.tensorflow.progress import TensorFlowProgress
 
@@ -72,7 +73,7 @@ def run(func: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
 
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is the failure of a horoplug operation on all ranks."""
-    return isinstance(error, tf.errors.OpError) and "a Horovod operation has failed" in str(error)
+    return isinstance(error, tf.errors.OpError) and says_operation_failed(error)
 
 
 class TensorFlowState(VariablesState):

@@ -13,8 +13,8 @@ struct CoreFailure {
   std::string message;
 };
 
-// `reason`: the core's message. Failures of all ranks are recognised by the text before it
-// (horoplug/tensorflow/elastic.py, horoplug/_keras/backends/jax.py).
+// `reason`: the core's message. The text before it marks failures of all ranks: beside the code,
+// which the frameworks use too, it is all that reaches horoplug/common/status.py.
 inline CoreFailure core_failure(hp_status status, const std::string& reason) {
   constexpr int kUnknown = 2, kInvalidArgument = 3, kFailedPrecondition = 9, kInternal = 13;
   const std::string message = "a Horovod operation has failed: " + reason;

@@ -13,8 +13,6 @@ namespace {
 // Up to this size every rank computes all slices: more arithmetic, but a single synchronisation.
 constexpr std::size_t kOneShotBytes = 16 * 1024;
 
-std::size_t lines(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
-
 Part slice_bytes(const AdasumSlices& slices, int slice, std::size_t element) {
   return {slices.place(slice) * element, slices.elements({slice, slice + 1}) * element};
 }
@@ -82,7 +80,7 @@ Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
   const Part whole{0, call.layout->bytes()};
   const std::size_t elements = call.layout->bytes() / dtype_size(call.dtype);
   const auto ranks = static_cast<std::size_t>(memory.size());
-  const std::size_t stride = lines(elements * dtype_size(adasum_dtype(call.dtype)));
+  const std::size_t stride = round_up_to_lines(elements * dtype_size(adasum_dtype(call.dtype)));
   std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
 
   const std::uint64_t cycle = memory.next_cycle();
@@ -111,7 +109,7 @@ Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
 Task collect(HostMemory& memory, const AdasumSlices& slices, std::size_t element, std::byte* to,
              std::size_t stride) {
   const auto ranks = static_cast<std::size_t>(memory.size());
-  const std::size_t room = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
+  const std::size_t room = round_down_to_lines(Arena::kSlotBytes / ranks);
   const Part mine = slice_bytes(slices, memory.rank(), element);
   for (std::size_t i = 0; i < chunk_count(slices.largest() * element, room); ++i) {
     const std::uint64_t cycle = memory.next_cycle();
@@ -170,11 +168,11 @@ Task allreduce_adasum_direct(Comm& comm, Call& call) {
   const std::size_t element = dtype_size(call.dtype);
   const std::size_t wide = dtype_size(adasum_dtype(call.dtype));
 
-  const std::size_t stride = lines(elements * element);
+  const std::size_t stride = round_up_to_lines(elements * element);
   std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
   co_await collect(memory, slices, element, work, stride);
 
-  Level level{call.dtype, mine, {}, nullptr, lines(elements * wide)};
+  Level level{call.dtype, mine, {}, nullptr, round_up_to_lines(elements * wide)};
   for (std::size_t rank = 0; rank < ranks; ++rank) level.vectors.push_back(work + rank * stride);
   if (wide != element) level.wide = comm.scratch(Scratch::kReceive, ranks / 2 * level.stride);
   while (level.vectors.size() > 1) {

@@ -49,8 +49,7 @@ Task allreduce_adasum_halving(Comm& comm, Call& call) {
   std::byte* whole = layout.contiguous_output();
   std::byte* apart = nullptr;
   if (whole == nullptr || widens) {
-    const std::size_t own =
-        whole == nullptr ? (layout.bytes() + kCacheLine - 1) / kCacheLine * kCacheLine : 0;
+    const std::size_t own = whole == nullptr ? round_up_to_lines(layout.bytes()) : 0;
     std::byte* const work = comm.scratch(Scratch::kWork, own + (widens ? half * wide : 0));
     if (whole == nullptr) whole = work;
     apart = work + own;

@@ -33,7 +33,7 @@ Task alltoall_direct(Comm& comm, Call& call) {
     memory.arrive(Stage::kDone, cycle);
   }
 
-  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
+  const std::size_t chunk_bytes = round_down_to_lines(Arena::kSlotBytes / ranks);
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
     const std::uint64_t cycle = memory.next_cycle();
     co_await memory.writable(cycle);

@@ -13,7 +13,7 @@ Task reducescatter_direct(Comm& comm, Call& call) {
   const auto me = static_cast<std::size_t>(memory.rank());
   const std::size_t grain = call.grain();
   const auto parts = consecutive(call.receive_bytes);
-  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
+  const std::size_t chunk_bytes = round_down_to_lines(Arena::kSlotBytes / ranks);
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
 

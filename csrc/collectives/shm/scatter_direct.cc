@@ -15,7 +15,7 @@ Task scatter_direct(Comm& comm, Call& call) {
   const auto ranks = static_cast<std::size_t>(memory.size());
   const auto me = static_cast<std::size_t>(memory.rank());
   const auto parts = consecutive(call.receive_bytes);
-  const std::size_t chunk_bytes = Arena::kSlotBytes / ranks / kCacheLine * kCacheLine;
+  const std::size_t chunk_bytes = round_down_to_lines(Arena::kSlotBytes / ranks);
   std::size_t largest = 0;
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (static_cast<int>(rank) != call.root) largest = std::max(largest, parts[rank].bytes);

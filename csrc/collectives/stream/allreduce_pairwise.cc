@@ -26,7 +26,7 @@ constexpr std::size_t kLeastPairwiseChunk = 64 * 1024;
 
 std::size_t chunk_bytes_for(std::size_t bytes, int ranks, std::size_t most) {
   const std::size_t wanted =
-      bytes / static_cast<std::size_t>(ranks) / kPairwiseChunks / kCacheLine * kCacheLine;
+      round_down_to_lines(bytes / static_cast<std::size_t>(ranks) / kPairwiseChunks);
   return std::clamp(wanted, std::min(kLeastPairwiseChunk, most), most);
 }
 

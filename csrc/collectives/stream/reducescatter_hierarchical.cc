@@ -30,7 +30,7 @@ Task reduce_in_host(const SlicedCall& of, std::byte* sums) {
   }
   HostMemory& memory = *of.comm.local_memory();
   const std::size_t grain = of.call.grain();
-  const std::size_t room = Arena::kSlotBytes / of.slices.size() / kCacheLine * kCacheLine;
+  const std::size_t room = round_down_to_lines(Arena::kSlotBytes / of.slices.size());
   std::size_t cycles = 1;
   for (const PartsOfSlice& slice : of.slices) {
     cycles = std::max(cycles, chunk_count(slice.bytes(), room));

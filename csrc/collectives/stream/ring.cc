@@ -18,8 +18,8 @@ constexpr std::size_t kLeastRingChunk = 32 * 1024;
 std::size_t chunk_bytes_for(std::span<const Part> parts, std::size_t most) {
   std::size_t largest = 0;
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
-  return std::clamp(largest / kRingChunks / kCacheLine * kCacheLine,
-                    std::min(kLeastRingChunk, most), most);
+  return std::clamp(round_down_to_lines(largest / kRingChunks), std::min(kLeastRingChunk, most),
+                    most);
 }
 
 // An empty part is sent as one empty message. A part that has passed around the ring proves that

@@ -19,8 +19,7 @@ namespace {
 
 Allocation allocate(std::size_t bytes) {
   // At least one cache line: an empty result still has an address.
-  const std::size_t size =
-      (std::max<std::size_t>(bytes, 1) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  const std::size_t size = round_up_to_lines(std::max<std::size_t>(bytes, 1));
   Allocation memory(std::aligned_alloc(kCacheLine, size));
   if (!memory) throw std::bad_alloc();
   return memory;

@@ -58,9 +58,6 @@ class ElasticPolicy(Policy):
         # By host, the agents that may start processes, and by process, the agents that run them.
         self._connections: dict[str, AgentConnection] = {}
         self._running: dict[int, AgentConnection] = {}
-        self._check: NetworkCheck | None = (
-            None  # None: all processes are, and will be, on this host
-        )
         self._held: dict[int, Start] = {}  # processes on hosts that are being checked
 
     @property
