@@ -89,10 +89,8 @@ void PointToPointMatcher::match(int from, Offer offer, const Posting& posting) {
     const std::string name = "send from rank " + std::to_string(from) + " to rank " +
                              std::to_string(rank_) + ", tag " + std::to_string(offer.tag);
     // A rank that sends to itself is both.
-    const Status status{
-        HP_MISMATCH,
-        describe_mismatch(name, {{comparable(offer.dtype, offer.shape), {from}},
-                                 {comparable(posting.dtype, posting.shape), {rank_}}})};
+    const Status status = mismatch(name, {{comparable(offer.dtype, offer.shape), {from}},
+                                          {comparable(posting.dtype, posting.shape), {rank_}}});
     fail_one(posting.ticket, status);
     if (from == rank_) {
       fail_one(sends_.at(offer.send).posting.ticket, status);

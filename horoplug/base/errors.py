@@ -37,6 +37,8 @@ class HorovodInternalError(RuntimeError):
         hvd.size()  # -> 2
     """
 
+    _status: int | None = None  # the core's, if it has failed
+
 
 @_public("horoplug.common.errors")
 class HostsUpdatedInterrupt(RuntimeError):

@@ -13,7 +13,11 @@ def exception(error: Error) -> ValueError | HorovodInternalError:
     """The exception to raise for a failed call: ValueError for a mistake of the caller, otherwise HorovodInternalError,
     from which elastic training recovers."""
     status, message = error.args
-    return ValueError(message) if status in _LOCAL else HorovodInternalError(message)
+    if status in _LOCAL:
+        return ValueError(message)
+    failure = HorovodInternalError(message)
+    failure._status = status
+    return failure
 
 
 def says_operation_failed(error: BaseException) -> bool:
@@ -25,7 +29,7 @@ def says_operation_failed(error: BaseException) -> bool:
 def is_layout_mismatch(failure: Exception) -> bool:
     """Whether an operation failed because its tensors are sparse on some ranks only, or are parts of tensors of other
     sizes. The answer is the same on all ranks."""
-    return isinstance(failure, HorovodInternalError) and "mismatched layout: " in str(failure)
+    return getattr(failure, "_status", None) == Status.LAYOUT_MISMATCH
 
 
 def await_value(engine: Engine, handle: int) -> int:

@@ -24,6 +24,7 @@ inline CoreFailure core_failure(hp_status status, const std::string& reason) {
     case HP_UNSUPPORTED:
       return {kInvalidArgument, reason};
     case HP_MISMATCH:
+    case HP_LAYOUT_MISMATCH:
     case HP_DEADLOCK:
       return {kFailedPrecondition, message};
     case HP_INTERNAL:

@@ -32,7 +32,9 @@ constexpr Member kStatuses[] = {
     {"ABORTED", HP_ABORTED},
     {"SHUT_DOWN", HP_SHUT_DOWN},
     {"INTERNAL", HP_INTERNAL},
+    {"LAYOUT_MISMATCH", HP_LAYOUT_MISMATCH},
 };
+static_assert(std::size(kStatuses) == HP_STATUS_COUNT, "an hp_status is missing");
 
 constexpr Member kReduceOps[] = {
     {"AVERAGE", HP_AVERAGE}, {"SUM", HP_SUM}, {"ADASUM", HP_ADASUM},

@@ -55,23 +55,22 @@ Task sum_dots(HostMemory& memory, std::vector<DotProducts>& dots) {
   std::vector<DotProducts> parts(static_cast<std::size_t>(memory.size()));
   for (std::size_t begin = 0; begin < dots.size(); begin += kAtOnce) {
     const std::size_t count = std::min(kAtOnce, dots.size() - begin);
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
-    std::memcpy(memory.slot(memory.rank(), cycle), dots.data() + begin,
-                count * sizeof(DotProducts));
-    memory.arrive(Stage::kPacked, cycle);
-    co_await memory.reached(Stage::kPacked, cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
+    std::memcpy(cycle.slot(), dots.data() + begin, count * sizeof(DotProducts));
+    cycle.arrive(Stage::kPacked);
+    co_await cycle.reached(Stage::kPacked);
     for (std::size_t i = 0; i < count; ++i) {
       for (int rank = 0; rank < memory.size(); ++rank) {
         std::memcpy(&parts[static_cast<std::size_t>(rank)],
-                    memory.slot(rank, cycle) + i * sizeof(DotProducts), sizeof(DotProducts));
+                    cycle.slot(rank) + i * sizeof(DotProducts), sizeof(DotProducts));
       }
       for (std::size_t left = parts.size(); left > 1; left /= 2) {
         for (std::size_t k = 0; k < left / 2; ++k) parts[k] = parts[2 * k] + parts[2 * k + 1];
       }
       dots[begin + i] = parts[0];
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 
@@ -83,19 +82,19 @@ Task one_shot(Comm& comm, Call& call, const AdasumSlices& slices) {
   const std::size_t stride = round_up_to_lines(elements * dtype_size(adasum_dtype(call.dtype)));
   std::byte* const work = comm.scratch(Scratch::kWork, ranks * stride);
 
-  const std::uint64_t cycle = memory.next_cycle();
-  co_await memory.writable(cycle);
-  slices.pack(whole, memory.slot(memory.rank(), cycle));
-  memory.arrive(Stage::kPacked, cycle);
-  co_await memory.reached(Stage::kPacked, cycle);
+  const Cycle cycle(memory);
+  co_await cycle.writable();
+  slices.pack(whole, cycle.slot());
+  cycle.arrive(Stage::kPacked);
+  co_await cycle.reached(Stage::kPacked);
   Level level{
       call.dtype, slices.all(), {}, comm.scratch(Scratch::kReceive, ranks * stride), stride};
   for (int rank = 0; rank < memory.size(); ++rank) {
     // A copy, because vectors are combined in place.
     level.vectors.push_back(work + static_cast<std::size_t>(rank) * stride);
-    std::memcpy(level.vectors.back(), memory.slot(rank, cycle), whole.bytes);
+    std::memcpy(level.vectors.back(), cycle.slot(rank), whole.bytes);
   }
-  memory.arrive(Stage::kDone, cycle);
+  cycle.arrive(Stage::kDone);
 
   while (level.vectors.size() > 1) {
     const auto dots = dots_of_pairs(slices, level);
@@ -112,22 +111,21 @@ Task collect(HostMemory& memory, const AdasumSlices& slices, std::size_t element
   const std::size_t room = round_down_to_lines(Arena::kSlotBytes / ranks);
   const Part mine = slice_bytes(slices, memory.rank(), element);
   for (std::size_t i = 0; i < chunk_count(slices.largest() * element, room); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Part slice = slice_bytes(slices, static_cast<int>(rank), element);
-      slices.pack(chunk_of(slice, i, room), memory.slot(memory.rank(), cycle) + rank * room);
+      slices.pack(chunk_of(slice, i, room), cycle.slot() + rank * room);
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     const std::size_t bytes = chunk_of(mine, i, room).bytes;
     const std::size_t place = static_cast<std::size_t>(memory.rank()) * room;
     for (std::size_t rank = 0; bytes > 0 && rank < ranks; ++rank) {
-      std::memcpy(to + rank * stride + i * room, memory.slot(static_cast<int>(rank), cycle) + place,
-                  bytes);
+      std::memcpy(to + rank * stride + i * room, cycle.slot(static_cast<int>(rank)) + place, bytes);
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 
@@ -136,20 +134,20 @@ Task spread(HostMemory& memory, const AdasumSlices& slices, std::size_t element,
             const std::byte* from) {
   const Part mine = slice_bytes(slices, memory.rank(), element);
   for (std::size_t i = 0; i < chunk_count(slices.largest() * element, Arena::kSlotBytes); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     const Part own = chunk_of(mine, i, Arena::kSlotBytes);
     if (own.bytes > 0) {
-      std::memcpy(memory.slot(memory.rank(), cycle), from + i * Arena::kSlotBytes, own.bytes);
+      std::memcpy(cycle.slot(), from + i * Arena::kSlotBytes, own.bytes);
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     for (int rank = 0; rank < memory.size(); ++rank) {
       const Part slice = slice_bytes(slices, rank, element);
-      slices.unpack(chunk_of(slice, i, Arena::kSlotBytes), memory.slot(rank, cycle));
+      slices.unpack(chunk_of(slice, i, Arena::kSlotBytes), cycle.slot(rank));
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

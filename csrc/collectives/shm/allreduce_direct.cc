@@ -33,16 +33,16 @@ class Direct {
   std::size_t cycles() const { return chunk_count(layout_.bytes(), chunk_); }
 
   // Chunk number `index` runs in a cycle of the host memory.
-  void pack(std::size_t index, std::uint64_t cycle) {
+  void pack(std::size_t index, const Cycle& cycle) {
     const Part chunk = chunk_at(index);
     const Part mine = part_of(chunk, me_);
-    std::byte* const slot = memory_.slot(me_, cycle);
+    std::byte* const slot = cycle.slot();
     const std::size_t after = mine.begin + mine.bytes;
     layout_.pack(chunk.begin, mine.begin, slot);
     layout_.pack(chunk.begin + after, chunk.bytes - after, slot + after);
   }
 
-  void reduce(std::size_t index, std::uint64_t cycle) {
+  void reduce(std::size_t index, const Cycle& cycle) {
     const Part chunk = chunk_at(index);
     const Part mine = part_of(chunk, me_);
     layout_.for_each_run(chunk.begin + mine.begin, mine.bytes, [&](const Layout::Run& run) {
@@ -75,12 +75,12 @@ class Direct {
     });
   }
 
-  void unpack(std::size_t index, std::uint64_t cycle) {
+  void unpack(std::size_t index, const Cycle& cycle) {
     const Part chunk = chunk_at(index);
     for (int i = 1; i < memory_.size(); ++i) {
       const int rank = (me_ + i) % memory_.size();
       const Part part = part_of(chunk, rank);
-      layout_.unpack(chunk.begin + part.begin, part.bytes, memory_.slot(rank, cycle) + part.begin);
+      layout_.unpack(chunk.begin + part.begin, part.bytes, cycle.slot(rank) + part.begin);
     }
   }
 
@@ -92,13 +92,13 @@ class Direct {
   }
 
   // `place`: the position of the block in the slots.
-  void reduce_block(const Layout::Run& run, std::size_t at, std::size_t bytes, std::uint64_t cycle,
+  void reduce_block(const Layout::Run& run, std::size_t at, std::size_t bytes, const Cycle& cycle,
                     std::size_t place) {
     const auto operands = memory_.operands();
     for (int rank = 0; rank < memory_.size(); ++rank) {
-      operands[static_cast<std::size_t>(rank)] = memory_.slot(rank, cycle) + place;
+      operands[static_cast<std::size_t>(rank)] = cycle.slot(rank) + place;
     }
-    std::byte* const shown = memory_.slot(me_, cycle) + place;
+    std::byte* const shown = cycle.slot() + place;
     if (run.input != nullptr) {
       operands[static_cast<std::size_t>(me_)] = run.input + at;
     } else {
@@ -129,44 +129,45 @@ Task allreduce_direct(Comm& comm, Call& call) {
   const std::size_t cycles = direct.cycles();
   const bool packs = call.place == 0;
 
-  const std::uint64_t first = memory.next_cycle();
-  co_await memory.writable(first);
-  if (packs) direct.pack(0, first);
-  memory.publish(Stage::kPacked, first, call.place);
+  Cycle cycle(memory);
+  co_await cycle.writable();
+  if (packs) direct.pack(0, cycle);
+  cycle.publish(Stage::kPacked, call.place);
   if (!packs) {
-    co_await memory.reached(Stage::kPacked, first);
-    if (memory.inputs(first) == HostMemory::Inputs::kInOnePlace) {
+    co_await cycle.reached(Stage::kPacked);
+    if (cycle.inputs() == HostMemory::Inputs::kInOnePlace) {
       direct.reduce_in_place();
-      memory.publish(Stage::kReduced, first);
+      cycle.publish(Stage::kReduced);
       // Afterwards no rank writes this rank's memory any more.
-      co_await memory.reached(Stage::kReduced, first);
-      memory.publish(Stage::kDone, first);
+      co_await cycle.reached(Stage::kReduced);
+      cycle.publish(Stage::kDone);
       co_return;
     }
-    direct.pack(0, first);
+    direct.pack(0, cycle);
   }
 
   for (std::size_t i = 0; i < cycles; ++i) {
-    const std::uint64_t cycle = first + i;
-    if (i == 0 && !packs) memory.publish(Stage::kRepacked, cycle);
+    Cycle following = cycle;
+    if (i == 0 && !packs) cycle.publish(Stage::kRepacked);
     if (i + 1 < cycles) {
       // Packing runs one cycle ahead, so that this rank works while its peers still pack.
-      const std::uint64_t next = memory.next_cycle();
-      co_await memory.writable(next);
-      direct.pack(i + 1, next);
-      memory.publish(Stage::kPacked, next);
+      following = Cycle(memory);
+      co_await following.writable();
+      direct.pack(i + 1, following);
+      following.publish(Stage::kPacked);
     }
-    co_await memory.reached(Stage::kPacked, cycle);
-    if (i == 0 && memory.inputs(cycle) == HostMemory::Inputs::kMixed) {
-      if (packs) memory.publish(Stage::kRepacked, cycle);
-      co_await memory.reached(Stage::kRepacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
+    if (i == 0 && cycle.inputs() == HostMemory::Inputs::kMixed) {
+      if (packs) cycle.publish(Stage::kRepacked);
+      co_await cycle.reached(Stage::kRepacked);
     }
     direct.reduce(i, cycle);
-    memory.publish(Stage::kReduced, cycle);
+    cycle.publish(Stage::kReduced);
 
-    co_await memory.reached(Stage::kReduced, cycle);
+    co_await cycle.reached(Stage::kReduced);
     direct.unpack(i, cycle);
-    memory.publish(Stage::kDone, cycle);
+    cycle.publish(Stage::kDone);
+    cycle = following;
   }
 }
 

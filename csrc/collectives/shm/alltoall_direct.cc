@@ -19,42 +19,41 @@ Task alltoall_direct(Comm& comm, Call& call) {
   // tells.
   std::size_t largest = 0;
   {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     for (const Part& part : outgoing) largest = std::max(largest, part.bytes);
-    std::memcpy(memory.slot(memory.rank(), cycle), &largest, sizeof largest);
-    memory.arrive(Stage::kPacked, cycle);
-    co_await memory.reached(Stage::kPacked, cycle);
+    std::memcpy(cycle.slot(), &largest, sizeof largest);
+    cycle.arrive(Stage::kPacked);
+    co_await cycle.reached(Stage::kPacked);
     for (int rank = 0; rank < memory.size(); ++rank) {
       std::size_t theirs;
-      std::memcpy(&theirs, memory.slot(rank, cycle), sizeof theirs);
+      std::memcpy(&theirs, cycle.slot(rank), sizeof theirs);
       largest = std::max(largest, theirs);
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 
   const std::size_t chunk_bytes = round_down_to_lines(Arena::kSlotBytes / ranks);
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Part chunk = chunk_of(outgoing[rank], i, chunk_bytes);
       if (chunk.bytes > 0) {
-        std::memcpy(memory.slot(memory.rank(), cycle) + rank * chunk_bytes,
-                    call.input + chunk.begin, chunk.bytes);
+        std::memcpy(cycle.slot() + rank * chunk_bytes, call.input + chunk.begin, chunk.bytes);
       }
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Part chunk = chunk_of(incoming[rank], i, chunk_bytes);
       if (chunk.bytes > 0) {
         std::memcpy(call.output + chunk.begin,
-                    memory.slot(static_cast<int>(rank), cycle) + me * chunk_bytes, chunk.bytes);
+                    cycle.slot(static_cast<int>(rank)) + me * chunk_bytes, chunk.bytes);
       }
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

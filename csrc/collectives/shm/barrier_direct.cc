@@ -5,11 +5,11 @@ namespace horoplug {
 
 Task barrier_direct(Comm& comm, Call&) {
   HostMemory& memory = *comm.host_memory();
-  const std::uint64_t cycle = memory.next_cycle();
-  co_await memory.writable(cycle);
-  memory.arrive(Stage::kPacked, cycle);
-  co_await memory.reached(Stage::kPacked, cycle);
-  memory.arrive(Stage::kDone, cycle);
+  const Cycle cycle(memory);
+  co_await cycle.writable();
+  cycle.arrive(Stage::kPacked);
+  co_await cycle.reached(Stage::kPacked);
+  cycle.arrive(Stage::kDone);
 }
 
 }  // namespace horoplug

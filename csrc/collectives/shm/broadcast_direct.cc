@@ -11,15 +11,15 @@ Task broadcast_direct(Comm& comm, Call& call) {
   const Part whole{0, layout.bytes()};
   for (std::size_t i = 0; i < chunk_count(whole.bytes, Arena::kSlotBytes); ++i) {
     const Part chunk = chunk_of(whole, i, Arena::kSlotBytes);
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
-    std::byte* const shown = memory.slot(call.root, cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
+    std::byte* const shown = cycle.slot(call.root);
     if (memory.rank() == call.root) layout.pack(chunk.begin, chunk.bytes, shown);
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached_by(call.root, Stage::kPacked, cycle);
+    co_await cycle.reached_by(call.root, Stage::kPacked);
     layout.unpack(chunk.begin, chunk.bytes, shown);
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

@@ -25,23 +25,23 @@ Task gather_direct(Comm& comm, Call& call) {
   }
 
   for (std::size_t i = 0; i < chunk_count(largest, Arena::kSlotBytes); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     const Part mine = chunk_of({0, own.bytes}, i, Arena::kSlotBytes);
     if (has_slot(me) && mine.bytes > 0) {
-      std::memcpy(memory.slot(me, cycle), call.input + mine.begin, mine.bytes);
+      std::memcpy(cycle.slot(), call.input + mine.begin, mine.bytes);
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
     if (receives) {
-      co_await memory.reached(Stage::kPacked, cycle);
+      co_await cycle.reached(Stage::kPacked);
       for (int rank = 0; rank < memory.size(); ++rank) {
         const Part chunk = chunk_of(parts[static_cast<std::size_t>(rank)], i, Arena::kSlotBytes);
         if (!has_slot(rank) || chunk.bytes == 0) continue;
-        std::memcpy(call.output + chunk.begin, memory.slot(rank, cycle), chunk.bytes);
+        std::memcpy(call.output + chunk.begin, cycle.slot(rank), chunk.bytes);
       }
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

@@ -14,31 +14,31 @@ Task reduce_direct(Comm& comm, Call& call) {
   const std::size_t grain = call.grain();
   for (std::size_t i = 0; i < chunk_count(whole.bytes, Arena::kSlotBytes); ++i) {
     const Part chunk = chunk_of(whole, i, Arena::kSlotBytes);
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
-    layout.pack(chunk.begin, chunk.bytes, memory.slot(me, cycle));
-    memory.arrive(Stage::kPacked, cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
+    layout.pack(chunk.begin, chunk.bytes, cycle.slot());
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     const Part slice = even_part(chunk.bytes, memory.size(), kCacheLine, me);
     if (slice.bytes > 0) {
       const auto operands = memory.operands();
       for (int rank = 0; rank < memory.size(); ++rank) {
-        operands[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + slice.begin;
+        operands[static_cast<std::size_t>(rank)] = cycle.slot(rank) + slice.begin;
       }
-      call.reduce(memory.slot(me, cycle) + slice.begin, operands.data(), memory.size(),
-                  slice.bytes / grain, call.finish);
+      call.reduce(cycle.slot() + slice.begin, operands.data(), memory.size(), slice.bytes / grain,
+                  call.finish);
     }
-    memory.arrive(Stage::kReduced, cycle);
+    cycle.arrive(Stage::kReduced);
 
     if (me == call.root) {
-      co_await memory.reached(Stage::kReduced, cycle);
+      co_await cycle.reached(Stage::kReduced);
       for (int rank = 0; rank < memory.size(); ++rank) {
         const Part part = even_part(chunk.bytes, memory.size(), kCacheLine, rank);
-        layout.unpack(chunk.begin + part.begin, part.bytes, memory.slot(rank, cycle) + part.begin);
+        layout.unpack(chunk.begin + part.begin, part.bytes, cycle.slot(rank) + part.begin);
       }
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

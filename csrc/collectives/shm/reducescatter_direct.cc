@@ -18,25 +18,25 @@ Task reducescatter_direct(Comm& comm, Call& call) {
   for (const Part& part : parts) largest = std::max(largest, part.bytes);
 
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
-      layout.pack(chunk.begin, chunk.bytes, memory.slot(memory.rank(), cycle) + rank * chunk_bytes);
+      layout.pack(chunk.begin, chunk.bytes, cycle.slot() + rank * chunk_bytes);
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     const Part mine = chunk_of(parts[me], i, chunk_bytes);
     if (mine.bytes > 0) {
       std::vector<const void*> sources(ranks);
       for (std::size_t rank = 0; rank < ranks; ++rank) {
-        sources[rank] = memory.slot(static_cast<int>(rank), cycle) + me * chunk_bytes;
+        sources[rank] = cycle.slot(static_cast<int>(rank)) + me * chunk_bytes;
       }
       call.reduce(call.output + i * chunk_bytes, sources.data(), memory.size(), mine.bytes / grain,
                   call.finish);
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

@@ -25,24 +25,24 @@ Task scatter_direct(Comm& comm, Call& call) {
   }
 
   for (std::size_t i = 0; i < chunk_count(largest, chunk_bytes); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
-    std::byte* const shown = memory.slot(call.root, cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
+    std::byte* const shown = cycle.slot(call.root);
     for (std::size_t rank = 0; is_root && rank < ranks; ++rank) {
       const Part chunk = chunk_of(parts[rank], i, chunk_bytes);
       if (rank == me || chunk.bytes == 0) continue;
       std::memcpy(shown + rank * chunk_bytes, call.input + chunk.begin, chunk.bytes);
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
     if (!is_root) {
-      co_await memory.reached_by(call.root, Stage::kPacked, cycle);
+      co_await cycle.reached_by(call.root, Stage::kPacked);
       const Part mine = chunk_of({0, parts[me].bytes}, i, chunk_bytes);
       if (mine.bytes > 0) {
         std::memcpy(call.output + mine.begin, shown + me * chunk_bytes, mine.bytes);
       }
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

@@ -28,27 +28,27 @@ Task collect_in_host(const SlicedCall& of, std::byte* contribution) {
   }
   for (std::size_t i = 0; i < chunk_count(largest, Arena::kSlotBytes); ++i) {
     HostMemory& memory = *of.comm.local_memory();
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     if (!of.has_slice()) {
       const Part mine = chunk_of({0, of.own().bytes}, i, Arena::kSlotBytes);
       if (mine.bytes > 0) {
-        std::memcpy(memory.slot(memory.rank(), cycle), of.call.input + mine.begin, mine.bytes);
+        std::memcpy(cycle.slot(), of.call.input + mine.begin, mine.bytes);
       }
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     std::size_t to = of.own().bytes;
     for (int from = of.local_rank + count; of.has_slice() && from < memory.size(); from += count) {
       const std::size_t bytes = of.part_of(ranks[static_cast<std::size_t>(from)]).bytes;
       const Part chunk = chunk_of({to, bytes}, i, Arena::kSlotBytes);
       if (chunk.bytes > 0) {
-        std::memcpy(contribution + chunk.begin, memory.slot(from, cycle), chunk.bytes);
+        std::memcpy(contribution + chunk.begin, cycle.slot(from), chunk.bytes);
       }
       to += bytes;
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 
@@ -75,21 +75,21 @@ Task share_in_host(const SlicedCall& of, const std::byte* gathered) {
     return chunk_of({0, of.slices[static_cast<std::size_t>(slice)].bytes()}, i, Arena::kSlotBytes);
   };
   for (std::size_t i = 0; i < cycles; ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     if (of.has_slice()) {
       const Part mine = chunk(of.local_rank, i);
       if (mine.bytes > 0) {
-        std::memcpy(memory.slot(memory.rank(), cycle), gathered + mine.begin, mine.bytes);
+        std::memcpy(cycle.slot(), gathered + mine.begin, mine.bytes);
       }
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     for (int slice = 0; slice < of.slice_count(); ++slice) {
-      write_output(of, slice, chunk(slice, i), memory.slot(slice, cycle));
+      write_output(of, slice, chunk(slice, i), cycle.slot(slice));
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

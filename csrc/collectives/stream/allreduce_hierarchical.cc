@@ -91,22 +91,21 @@ Task reduce_in_host(Allreduce& of, std::size_t block) {
   const std::size_t grain = of.call.grain();
   std::vector<const void*> sources(static_cast<std::size_t>(memory.size()));
   for (std::size_t i = slices.begin(block); i < slices.end(block); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
-    of.call.layout->pack(slices.segment(i).begin, slices.segment(i).bytes,
-                         memory.slot(memory.rank(), cycle));
-    memory.arrive(Stage::kPacked, cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
+    of.call.layout->pack(slices.segment(i).begin, slices.segment(i).bytes, cycle.slot());
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     const Part mine = slices.mine(i);
     if (mine.bytes > 0) {
       for (int rank = 0; rank < memory.size(); ++rank) {
-        sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine.begin;
+        sources[static_cast<std::size_t>(rank)] = cycle.slot(rank) + mine.begin;
       }
       of.call.reduce(to, sources.data(), memory.size(), mine.bytes / grain, Finish{});
       to += mine.bytes;
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 
@@ -132,20 +131,19 @@ Task share_in_host(Allreduce& of, std::size_t block) {
   }
   HostMemory& memory = *of.comm.local_memory();
   for (std::size_t i = slices.begin(block); i < slices.end(block); ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     const Part mine = slices.mine(i);
-    if (mine.bytes > 0) std::memcpy(memory.slot(memory.rank(), cycle), from, mine.bytes);
+    if (mine.bytes > 0) std::memcpy(cycle.slot(), from, mine.bytes);
     from += mine.bytes;
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     for (int rank = 0; rank < slices.count(); ++rank) {
       const Part part = slices.slice(i, rank);
-      of.call.layout->unpack(slices.segment(i).begin + part.begin, part.bytes,
-                             memory.slot(rank, cycle));
+      of.call.layout->unpack(slices.segment(i).begin + part.begin, part.bytes, cycle.slot(rank));
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

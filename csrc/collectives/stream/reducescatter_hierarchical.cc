@@ -37,27 +37,26 @@ Task reduce_in_host(const SlicedCall& of, std::byte* sums) {
   }
   std::vector<const void*> sources(static_cast<std::size_t>(memory.size()));
   for (std::size_t i = 0; i < cycles; ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     for (std::size_t s = 0; s < of.slices.size(); ++s) {
-      pack(of, of.slices[s], chunk_of({0, of.slices[s].bytes()}, i, room),
-           memory.slot(memory.rank(), cycle) + s * room);
+      pack(of, of.slices[s], chunk_of({0, of.slices[s].bytes()}, i, room), cycle.slot() + s * room);
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     if (of.has_slice()) {
       const std::size_t mine = static_cast<std::size_t>(of.local_rank) * room;
       const Part chunk = chunk_of({0, of.own_slice().bytes()}, i, room);
       for (int rank = 0; rank < memory.size(); ++rank) {
-        sources[static_cast<std::size_t>(rank)] = memory.slot(rank, cycle) + mine;
+        sources[static_cast<std::size_t>(rank)] = cycle.slot(rank) + mine;
       }
       if (chunk.bytes > 0) {
         of.call.reduce(sums + chunk.begin, sources.data(), memory.size(), chunk.bytes / grain,
                        Finish{});
       }
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 
@@ -88,27 +87,27 @@ Task distribute_in_host(const SlicedCall& of, const std::byte* results) {
   std::size_t begin = 0;  // where this rank's part begins in what the holder has for others
   for (int to = of.holder + count; to < of.local_rank; to += count) begin += bytes_of(to);
   for (std::size_t i = 0; i < cycles; ++i) {
-    const std::uint64_t cycle = memory.next_cycle();
-    co_await memory.writable(cycle);
+    const Cycle cycle(memory);
+    co_await cycle.writable();
     if (of.has_slice()) {
       const Part chunk = chunk_of({own.bytes, held}, i, Arena::kSlotBytes);
       if (chunk.bytes > 0) {
-        std::memcpy(memory.slot(memory.rank(), cycle), results + chunk.begin, chunk.bytes);
+        std::memcpy(cycle.slot(), results + chunk.begin, chunk.bytes);
       }
     }
-    memory.arrive(Stage::kPacked, cycle);
+    cycle.arrive(Stage::kPacked);
 
-    co_await memory.reached(Stage::kPacked, cycle);
+    co_await cycle.reached(Stage::kPacked);
     if (!of.has_slice()) {
       const Part chunk = chunk_of({0, held}, i, Arena::kSlotBytes);
       const std::size_t from = std::max(begin, chunk.begin);
       const std::size_t end = std::min(begin + own.bytes, chunk.begin + chunk.bytes);
       if (from < end) {
-        std::memcpy(of.call.output + (from - begin),
-                    memory.slot(of.holder, cycle) + (from - chunk.begin), end - from);
+        std::memcpy(of.call.output + (from - begin), cycle.slot(of.holder) + (from - chunk.begin),
+                    end - from);
       }
     }
-    memory.arrive(Stage::kDone, cycle);
+    cycle.arrive(Stage::kDone);
   }
 }
 

@@ -64,7 +64,7 @@ void Decoder::get(Seconds& value) {
 
 // HP_OK and HP_IN_PROGRESS are refused: operations would end as successes.
 void Decoder::get(hp_status& failure) {
-  number(failure, HP_INTERNAL);
+  number(failure, HP_STATUS_COUNT - 1);
   check(failure != HP_OK && failure != HP_IN_PROGRESS, "a failure without an error code");
 }
 

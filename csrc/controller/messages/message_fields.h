@@ -114,7 +114,7 @@ class Encoder : Predecessors {
   void put(std::int64_t dimension) { number(dimension, dimension); }
   void put(double value) { writer_.put(value); }
   void put(Seconds value) { writer_.put(value.count()); }
-  void put(hp_status failure) { number(failure, HP_INTERNAL); }
+  void put(hp_status failure) { number(failure, HP_STATUS_COUNT - 1); }
   void put(const std::string& text) { writer_.put_string(text); }
   void put(const Bytes& bytes) { writer_.put_bytes(bytes); }
   void put(const Shape& shape) { list(shape, 1); }

@@ -32,11 +32,11 @@ void Coordinator::add(ReadinessTable::Complete complete) {
   if (complete.variants.size() == 1) {
     absent = state_.readiness.absent_from(complete.variants.front().ranks);
   }
-  const std::string text = refusal(complete.name, complete.signature, complete.variants, absent);
-  if (text.empty()) {
+  Status status = refusal(complete.name, complete.signature, complete.variants, absent);
+  if (status.ok()) {
     queue_.add({std::move(complete.name), std::move(complete.signature), std::move(absent)});
   } else {
-    queue_.add_error(complete.name, text);
+    queue_.add_error(complete.name, std::move(status));
   }
 }
 

@@ -4,12 +4,12 @@
 
 namespace horoplug {
 
-void DecisionQueue::add_error(const std::string& name, const std::string& text) {
+void DecisionQueue::add_error(const std::string& name, Status error) {
   DecisionItem item;
   item.kind = DecisionItem::Kind::kError;
   item.name = name;
-  item.code = HP_MISMATCH;
-  item.text = text;
+  item.code = error.code;
+  item.text = std::move(error.message);
   errors_.push_back(std::move(item));
 }
 

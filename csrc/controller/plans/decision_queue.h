@@ -37,7 +37,7 @@ class DecisionQueue {
 
   // ---- errors and the end of the set, which wait for nothing
 
-  void add_error(const std::string& name, const std::string& text);
+  void add_error(const std::string& name, Status error);
   // `rank`: the rank that leaves, or kSetRemoved.
   void add_end(int rank);
   // Both return the items since the last call, in order.

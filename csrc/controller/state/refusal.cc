@@ -1,7 +1,5 @@
 #include "controller/state/refusal.h"
 
-#include "base/status.h"
-
 namespace horoplug {
 namespace {
 
@@ -19,11 +17,12 @@ std::string objection(const Signature& signature, const RankRanges& absent) {
 
 }  // namespace
 
-std::string refusal(const std::string& name, const Signature& signature,
-                    const std::vector<Variant>& variants, const RankRanges& absent) {
-  if (variants.size() > 1) return describe_mismatch(name, variants);
+Status refusal(const std::string& name, const Signature& signature,
+               const std::vector<Variant>& variants, const RankRanges& absent) {
+  if (variants.size() > 1) return mismatch(name, variants);
   const std::string reason = objection(signature, absent);
-  return reason.empty() ? "" : "'" + name + "' cannot run: " + reason;
+  if (reason.empty()) return {};
+  return {HP_MISMATCH, "'" + name + "' cannot run: " + reason};
 }
 
 }  // namespace horoplug

@@ -196,10 +196,11 @@ bool fusable(const Signature& a, const Signature& b) {
          a.postscale == b.postscale;
 }
 
-std::string describe_mismatch(const std::string& name, const std::vector<Variant>& variants) {
+Status mismatch(const std::string& name, const std::vector<Variant>& variants) {
   const Signature& first = variants.front().signature;
   std::string text = "ranks disagree about '" + name + "': ";
   const char* advice = nullptr;
+  hp_status code = HP_MISMATCH;
   for (const Field& field : fields()) {
     bool differs = false;
     for (const Variant& variant : variants) differs |= !field.same(first, variant.signature);
@@ -213,11 +214,14 @@ std::string describe_mismatch(const std::string& name, const std::vector<Variant
       text +=
           field.show(variants[i].signature) + " on " + describe_ranks(variants[i].ranks.ranks());
     }
-    // The layout says it all; the shapes and types of parts of a tensor would only confuse.
-    if (advice == kSameLayout) break;
+    if (advice == kSameLayout) {
+      // The layout says it all; the shapes and types of parts of a tensor would only confuse.
+      code = HP_LAYOUT_MISMATCH;
+      break;
+    }
   }
   if (advice != nullptr) text += std::string(" (") + advice + " on every rank)";
-  return text;
+  return {code, text};
 }
 
 }  // namespace horoplug

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/operations.h"
+#include "base/status.h"
 #include "base/types.h"
 #include "base/wire_format.h"
 #include "controller/state/rank_ranges.h"
@@ -77,7 +78,7 @@ struct Variant {
   RankRanges ranks;
 };
 
-// One line that says how the variants of an operation differ: each side's value and ranks.
-std::string describe_mismatch(const std::string& name, const std::vector<Variant>& variants);
+// The error of an operation whose variants differ: one line has each side's value and ranks.
+Status mismatch(const std::string& name, const std::vector<Variant>& variants);
 
 }  // namespace horoplug

@@ -42,10 +42,12 @@ typedef enum hp_status {
       5, /* ranks disagree about an operation; every rank gets this, the engine stays usable */
   HP_DEADLOCK =
       6, /* every rank waits for another one; every rank gets this, the engine stays usable */
-  HP_TIMEOUT = 7,   /* a deadline passed; the engine is aborted */
-  HP_ABORTED = 8,   /* a rank died, a link broke or a peer aborted; the engine is aborted */
-  HP_SHUT_DOWN = 9, /* this rank or a peer has shut down in good order */
-  HP_INTERNAL = 10  /* a defect of horoplug; the engine is aborted */
+  HP_TIMEOUT = 7,          /* a deadline passed; the engine is aborted */
+  HP_ABORTED = 8,          /* a rank died, a link broke or a peer aborted; the engine is aborted */
+  HP_SHUT_DOWN = 9,        /* this rank or a peer has shut down in good order */
+  HP_INTERNAL = 10,        /* a defect of horoplug; the engine is aborted */
+  HP_LAYOUT_MISMATCH = 11, /* HP_MISMATCH, because the tensors' layouts differ (hp_submission)  */
+  HP_STATUS_COUNT
 } hp_status;
 
 /* HP_UINT8, HP_FLOAT32, ...: the rows of dtypes.def. */

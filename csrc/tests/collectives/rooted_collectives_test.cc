@@ -334,7 +334,7 @@ TEST_CASE("ranks that disagree about the layout get an error that says nothing o
       const std::string layout = rank == 2 ? last : "sparse [4]";
       const Status status = failure_of([&] { gather(rank, layout); });
       const std::string theirs = last.empty() ? "dense float32 [6]" : last;
-      if (status.code != HP_MISMATCH ||
+      if (status.code != HP_LAYOUT_MISMATCH ||
           !mentions(status, {"mismatched layout: sparse [4] on ranks 0, 1 but " + theirs +
                              " on rank 2 (submit the same layout on every rank)"})) {
         throw std::runtime_error(status.message);

@@ -101,8 +101,9 @@ TEST_CASE("incompatible signatures become variants with their ranks") {
   REQUIRE(complete->variants.size() == 2);
   CHECK(complete->variants[0].ranks == RankRanges{0, 1});
   CHECK(complete->variants[1].ranks == RankRanges{2, 3});
-  const std::string text = refusal("x", complete->signature, complete->variants, {});
-  CHECK(text.find("ranks 0, 1") != std::string::npos);
+  const Status status = refusal("x", complete->signature, complete->variants, {});
+  CHECK(status.code == HP_MISMATCH);
+  CHECK(status.message.find("ranks 0, 1") != std::string::npos);
 }
 
 TEST_CASE("a child announces a name once") {
@@ -146,11 +147,12 @@ TEST_CASE(
     "an operation is rejected if its root has joined, an administrative one if any rank has") {
   Signature broadcast = signature_of(OpKind::kBroadcast);
   broadcast.root = 2;
-  CHECK(refusal("x", broadcast, {}, {}).empty());
-  CHECK(refusal("x", broadcast, {}, {1}).empty());
-  CHECK(refusal("x", broadcast, {}, {1, 2}) == "'x' cannot run: its root, rank 2, has joined");
-  CHECK(refusal("x", signature_of(), {}, {1, 2}).empty());
-  CHECK(!refusal("x", signature_of(OpKind::kAddSet), {}, {1}).empty());
+  CHECK(refusal("x", broadcast, {}, {}).ok());
+  CHECK(refusal("x", broadcast, {}, {1}).ok());
+  CHECK(refusal("x", broadcast, {}, {1, 2}).message ==
+        "'x' cannot run: its root, rank 2, has joined");
+  CHECK(refusal("x", signature_of(), {}, {1, 2}).ok());
+  CHECK(!refusal("x", signature_of(OpKind::kAddSet), {}, {1}).ok());
 }
 
 TEST_CASE("operations that become ready behind two outstanding batches share the third") {
@@ -196,13 +198,14 @@ TEST_CASE("half of the ids go to new names, the rest to names that recur") {
 
 TEST_CASE("errors and closings are taken once, in order") {
   DecisionQueue queue(queue_options());
-  queue.add_error("a", "first");
+  queue.add_error("a", {HP_MISMATCH, "first"});
   queue.add_end(kSetRemoved);
-  queue.add_error("b", "second");
+  queue.add_error("b", {HP_LAYOUT_MISMATCH, "second"});
   const auto errors = queue.take_errors();
   REQUIRE(errors.size() == 2);
   CHECK(errors[0].name == "a");
   CHECK(errors[1].text == "second");
+  CHECK(errors[1].code == HP_LAYOUT_MISMATCH);
   CHECK(queue.take_errors().empty());
   const auto ends = queue.take_ends();
   REQUIRE(ends.size() == 1);

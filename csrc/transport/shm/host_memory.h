@@ -39,21 +39,9 @@ class HostMemory {
   // Skips the cycles and exchanges that some ranks may have begun alone.
   void skip();
 
-  // ---- cycles ----
+  // ---- cycles: see Cycle ----
 
-  // Opens the next cycle and returns its number.
-  std::uint64_t next_cycle() { return ++cycle_; }
-  std::byte* slot(int rank, std::uint64_t cycle) const { return arena(rank).slot(cycle); }
-
-  // Publishes that this rank has reached a stage of a cycle, and wakes sleeping ranks.
-  void arrive(Stage stage, std::uint64_t cycle) {
-    publish(stage, cycle);
-    ring();
-  }
-  // The same without waking: sleeping ranks are woken when this rank calls ring() or waits for
-  // other ranks. A rank that spins has seen the flag by then, and waking costs a store that all
-  // cores must observe.
-  void publish(Stage stage, std::uint64_t cycle, std::uint64_t place = 0);
+  // Wakes the ranks that sleep, if this rank has published something since it last did.
   void ring();
 
   // Waits until every rank, or one given rank, has reached a stage of a cycle. Waiting for kPacked
@@ -77,19 +65,10 @@ class HostMemory {
     const int only_;
     int next_ = 0;  // lower ranks have arrived
   };
-  Reached reached(Stage stage, std::uint64_t cycle) { return {*this, stage, cycle}; }
-  Reached reached_by(int rank, Stage stage, std::uint64_t cycle) {
-    return {*this, stage, cycle, rank};
-  }
+  // Whether no rank reads or writes the slots any more.
+  bool quiet() { return Reached(*this, Stage::kDone, cycle_).ready(); }
   // Where the ranks' inputs of a cycle are, after all ranks have published kPacked.
   enum class Inputs { kInSlots, kInOnePlace, kMixed };
-  Inputs inputs(std::uint64_t cycle) const;
-  // Whether no rank reads or writes the slots any more.
-  bool quiet() { return reached(Stage::kDone, cycle_).ready(); }
-  // Waits until this rank may write the slot of a cycle.
-  Reached writable(std::uint64_t cycle) {
-    return reached(Stage::kDone, cycle < Arena::kSlots ? 0 : cycle - Arena::kSlots);
-  }
 
   // ---- exchanges ----
 
@@ -128,6 +107,10 @@ class HostMemory {
   std::span<const void*> operands() { return operands_; }
 
  private:
+  friend class Cycle;
+  void publish(Stage stage, std::uint64_t cycle, std::uint64_t place);
+  Inputs inputs(std::uint64_t cycle) const;
+
   const Arena& arena(int rank) const { return arenas_[static_cast<std::size_t>(rank)]; }
   void compare(int rank, std::uint64_t check) const;
 
@@ -142,6 +125,49 @@ class HostMemory {
   std::uint64_t begun_cycle_ = 0;
   std::uint64_t begun_exchange_ = 0;
   bool ring_pending_ = false;  // something was published since the last ring()
+};
+
+// One use of the ranks' slots, in which all ranks of the host take part: each waits until its slot
+// is writable, fills it, publishes kPacked, waits for the others and reads their slots, and
+// publishes kDone. The end of a cycle is not published by a destructor: of a batch that fails or is
+// withdrawn, nothing more may be published.
+class Cycle {
+ public:
+  // Opens the next cycle.
+  explicit Cycle(HostMemory& memory) : memory_(&memory), number_(++memory.cycle_) {}
+
+  // The slot of a rank, or of this one.
+  std::byte* slot(int rank) const { return memory_->arena(rank).slot(number_); }
+  std::byte* slot() const { return slot(memory_->rank()); }
+
+  // Waits until this rank may write its slot.
+  HostMemory::Reached writable() const {
+    const std::uint64_t before = number_ < Arena::kSlots ? 0 : number_ - Arena::kSlots;
+    return {*memory_, Stage::kDone, before};
+  }
+  // Waits until every rank, or one given rank, has reached a stage.
+  HostMemory::Reached reached(Stage stage) const { return {*memory_, stage, number_}; }
+  HostMemory::Reached reached_by(int rank, Stage stage) const {
+    return {*memory_, stage, number_, rank};
+  }
+  // Where the ranks' inputs are, after all ranks have published kPacked.
+  HostMemory::Inputs inputs() const { return memory_->inputs(number_); }
+
+  // Publishes that this rank has reached a stage, and wakes sleeping ranks.
+  void arrive(Stage stage) const {
+    publish(stage);
+    memory_->ring();
+  }
+  // The same without waking: sleeping ranks are woken when this rank calls ring() or waits for
+  // other ranks. A rank that spins has seen the flag by then, and waking costs a store that all
+  // cores must observe. `place`: of this rank's input, for kPacked.
+  void publish(Stage stage, std::uint64_t place = 0) const {
+    memory_->publish(stage, number_, place);
+  }
+
+ private:
+  HostMemory* memory_;
+  std::uint64_t number_;
 };
 
 }  // namespace horoplug
