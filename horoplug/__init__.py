@@ -21,20 +21,25 @@ _LAUNCHER_NAMES = ("RankError", "run")
 if not _typing.TYPE_CHECKING:  # to which every name would seem to exist
 
     def __getattr__(name: str) -> _typing.Any:
-        if name == "__version__":
-            from importlib.metadata import PackageNotFoundError, version
+        value = globals()[name] = _find(name)  # the next access does not come here
+        return value
 
-            try:
-                return version("horoplug")
-            except PackageNotFoundError:  # run from a checkout
-                return _import_module("horoplug._native").version()
-        if name == "__all__":
-            return _functions()
-        if name in _LAUNCHER_NAMES:
-            return getattr(_import_module("horoplug.runner.run"), name)
-        if name.startswith("_"):
-            raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
-        return getattr(_import_module("horoplug.numpy"), name)
+
+def _find(name: str) -> _typing.Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("horoplug")
+        except PackageNotFoundError:  # run from a checkout
+            return _import_module("horoplug._native").version()
+    if name == "__all__":
+        return _functions()
+    if name in _LAUNCHER_NAMES:
+        return getattr(_import_module("horoplug.runner.run"), name)
+    if name.startswith("_"):
+        raise AttributeError(f"module 'horoplug' has no attribute {name!r}")
+    return getattr(_import_module("horoplug.numpy"), name)
 
 
 def _functions() -> list[str]:

@@ -183,3 +183,15 @@ def test_docstrings_mark_parameters():
             if listed and set(listed[1].split(", ")) <= names:
                 wrong.append(f"{path.relative_to(ROOT)}: {node.name}: {line}")
     assert wrong == []
+
+
+def test_a_function_of_the_package_is_searched_for_once():
+    program = (
+        "import horoplug as hvd\n"
+        "assert 'allreduce_' not in vars(hvd)\n"
+        "found = hvd.allreduce_\n"
+        "assert vars(hvd)['allreduce_'] is found\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], env=environment(), check=True, timeout=scaled(60)
+    )
