@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build stubs kernels test test-all test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
+.PHONY: help demo build stubs kernels test test-all test-without-direct-calls test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "             training beside busy threads"
 	@echo "make test-c10d  PyTorch's own tests of its distributed backends, at 2, 3 and 4 ranks, with horoplug and with Gloo"
 	@echo "make test-upstream-examples HOROVOD=/path/to/clone   Horovod's own examples, unedited"
+	@echo "make test-without-direct-calls   runs the tests of operations with the way through Python for every call"
 	@echo "make test-matrix   repeats some tests with further versions and backends of TensorFlow, Keras and MPI"
 	@echo "make compat-matrix   tests the wheels with many versions of the frameworks, which takes hours and 20 GB; writes"
 	@echo "             docs/versions.md. ONLY=\"torch-2.1 jax-0.5\": these of the environments"
@@ -281,6 +282,11 @@ test-all:
 	$(IN_PARALLEL) cpp environments .venv/.dev
 	@$(MAKE) --no-print-directory build
 	@$(ACTIVATE) python -m pytest -n $(TEST_WORKERS) $(if $(AFTER_TEST),-m '(not short or every_run) and not matrix') $(PYTEST_ARGS)
+
+# Every call of an operation goes through Python (docs/design/bindings.md). Not the tests of the C++ code and of the launcher.
+test-without-direct-calls: build environments
+	@$(ACTIVATE) HOROPLUG_DIRECT_CALLS=0 python -m pytest -n $(TEST_WORKERS) -m 'not matrix' \
+	  $(addprefix tests/,api core elastic jax keras mpi tensorflow torch) $(PYTEST_ARGS)
 
 # All files of tests/soak, which make test does not collect. A seed that is printed can be repeated with HOROPLUG_TEST_SEED.
 SOAK_SECONDS ?= 3600

@@ -112,6 +112,40 @@ class Buffer:
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class DirectCalls:
+    """What all :class:`DirectFunction` of a process share."""
+
+    def __init__(self, fresh: set[tuple[int, str]]) -> None:
+        """``fresh``: see ``Context.submitted``."""
+
+    def use(self, engine: Engine | None) -> None:
+        """The engine that runs now. None: every call goes through Python."""
+
+class DirectFunction:
+    """A public function on one tensor that is blocking: in the usual case (csrc/bindings/python/direct_call.cc) it
+    performs the operation itself, otherwise it calls ``python`` with the same arguments."""
+
+    def __init__(
+        self,
+        python: Callable[..., Any],
+        calls: DirectCalls,
+        tensor_type: type,
+        exchange: Any,
+        empty_like: Callable[[Any], Any] | None,
+        unfinished: Callable[[Engine, int, Any, Any, str | None], Any],
+        failed: Callable[[Error], None],
+        prefix: str,
+        operation: int,
+        reductions: int,
+        /,
+    ) -> None:
+        """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
+        protocol. ``empty_like`` makes the output; None: the tensor is overwritten. ``unfinished(engine, handle, tensor,
+        output, name)`` waits for an operation that takes long, and ``failed(error)`` raises an exception. ``prefix``
+        begins the names of the operations. ``reductions``: the bits of those of usual calls."""
+
+    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
+
 class Result:
     """The result of a finished operation for one of its tensors."""
 

@@ -97,6 +97,9 @@ class Config(CoreSettings):
     thread_share: bool = variable("THREAD_SHARE", flag, True,
         "0: do not limit the compute threads of frameworks to the rank's [share of its host's "
         "cores](horovodrun.md#threads-of-each-rank), and do not compare them under other launchers")
+    direct_calls: bool = variable("DIRECT_CALLS", flag, True,
+        "0: no operation takes the [short way](design/bindings.md#direct-calls) from Python to the core, which gives "
+        "the same results")
     dynamic_process_sets: bool = variable("DYNAMIC_PROCESS_SETS", flag, False,
         "accepted; process sets can always be added and removed")
     status_seconds: float = variable("STATUS_SECONDS", seconds_or_zero, 0.0,

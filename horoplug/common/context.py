@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from horoplug._native import Engine, Error, Status
+from horoplug._native import DirectCalls, Engine, Error, Status
 from horoplug.base import descriptors, log
 from horoplug.base.config import Config
 from horoplug.base.errors import HorovodInternalError, NotInitializedError, RendezvousError
@@ -68,6 +68,8 @@ class Context:
         self._followers: list[Callable[[Engine | None], None]] = []
         self._at_init: list[Callable[[], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
+        self.direct = DirectCalls(self._fresh)
+        """What public functions that call the core at once share."""
         self._engine: Engine | None = None
         self._connections: PeerConnections | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -185,6 +187,7 @@ class Context:
                 log.logger.warning("elastic: the processes connect again: %s", failure)
                 continue
             self._engine, self._connections, self._streams = engine, connections, streams
+            self.direct.use(engine if config.direct_calls else None)
             return config
 
     def _settle_threads(self, config: Config) -> None:
@@ -342,6 +345,7 @@ class Context:
         with self._lock:
             engine, connections = self._engine, self._connections
             self._engine = self._connections = None
+            self.direct.use(None)
             self._streams = []
             self._forget_process_sets()
             report, self._report = self._report, None
@@ -476,6 +480,7 @@ class Context:
         self.blocking.clear()
         self._forget_process_sets()
         self._engine = self._connections = self._rendezvous = self._report = None
+        self.direct.use(None)
         self._lock = threading.Lock()  # another thread of the parent may hold the old one
         # Copies in the child would keep the connections open after the parent's death, which peers would not notice.
         for fd, stat in self._streams:

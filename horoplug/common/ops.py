@@ -12,14 +12,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from horoplug._native import DeviceMemory, Engine, Error, Memory
+from horoplug._native import DeviceMemory, DirectFunction, Engine, Error, Memory
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common import dtypes
 from horoplug.common.arguments import checked
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
-from horoplug.common.opspec import Call, OpSpec, Output
+from horoplug.common.opspec import BY_NAME, Call, OpSpec, Output
 from horoplug.common.partition import Part, join_parts, split_group
+from horoplug.common.reduce_ops import Average, Max, Min, Product, Sum
 from horoplug.common.status import exception
 
 CPU: Final = -1  # in place of a GPU's ordinal
@@ -74,10 +75,19 @@ class Adapter(Protocol):
         """Run a blocking, out-of-place operation: :func:`perform`, with gradients where the framework has them."""
 
 
+class Direct(NamedTuple):
+    """How the core reads a framework's tensors without Python; see csrc/bindings/python/direct_call.cc."""
+
+    tensor_type: type  # of tensors with the buffer protocol, or with:
+    exchange: Any  # DLPack's __dlpack_c_exchange_api__; None: the buffer protocol
+    empty_like: Any  # makes a tensor for a result
+
+
 class DocumentedAdapter(Adapter, Protocol):
     """An adapter for which :mod:`horoplug.common.variants` makes public functions."""
 
     documented: Documented
+    direct: Direct | None  # None: the core cannot
 
 
 class Operation(Waitable):
@@ -309,6 +319,42 @@ def perform(
         adapter.copy_back(tensor, given)
         return given
     return output
+
+
+def direct(
+    adapter: DocumentedAdapter, spec: OpSpec, in_place: bool, function: Any
+) -> DirectFunction | None:
+    """A callable that does the same as a public function on one tensor, which is blocking, by one call of the core in
+    the usual case. None if there is none."""
+    how = adapter.direct
+    if how is None or spec is not BY_NAME["allreduce"]:
+        return None
+
+    def unfinished(
+        engine: Engine, handle: int, tensor: Tensor, output: Tensor, name: str | None
+    ) -> Any:
+        operation = Operation(engine, adapter, spec, [tensor], [output], False)
+        operation.handle = handle
+        if name:
+            context.submitted(0, name)
+        return operation.wait()
+
+    return DirectFunction(
+        function,
+        context.direct,
+        how.tensor_type,
+        how.exchange,
+        None if in_place else how.empty_like,
+        unfinished,
+        _fail,
+        f"{spec.name}.",
+        spec.code,
+        sum(1 << op for op in (Average, Sum, Min, Max, Product)),
+    )
+
+
+def _fail(error: Error) -> None:
+    raise _failure(error)
 
 
 def _failure(error: Error) -> ValueError | HorovodInternalError:

@@ -154,6 +154,7 @@ def _replace_adapter(framework: str) -> None:
             **{str(each.arg): ast.literal_eval(each.value) for each in documented.keywords}
         ),
         compression=None if ast.unparse(sources["compression"]) == "None" else MagicMock(),
+        direct=None,
     )
     sys.modules[name] = package
     sys.modules[f"{name}.adapter"] = MagicMock(ADAPTER=adapter, NumpyAdapter=lambda: adapter)

@@ -18,7 +18,7 @@ from horoplug.common.calls import CALLS
 from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
-from horoplug.common.ops import Adapter, DocumentedAdapter, perform, submit
+from horoplug.common.ops import Adapter, DocumentedAdapter, direct, perform, submit
 from horoplug.common.opspec import OPERATIONS, OpSpec, Output
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.status import await_value, exception
@@ -214,7 +214,8 @@ def _variant(
         "return": signature.return_annotation,
         **{p.name: p.annotation for p in signature.parameters.values()},
     }
-    return cast(Function, function)
+    fast = direct(adapter, spec, in_place, function) if blocking and not grouped else None
+    return cast(Function, function if fast is None else functools.update_wrapper(fast, function))
 
 
 def _starting(adapter: Adapter, spec: OpSpec, grouped: bool, in_place: bool) -> Action:

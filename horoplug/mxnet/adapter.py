@@ -63,6 +63,7 @@ class MXNetAdapter:
         make="mx.nd.array",
     )
     compression = None
+    direct = None
 
     def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:
         check(tensor)

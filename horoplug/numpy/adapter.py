@@ -8,7 +8,7 @@ import numpy as np
 from horoplug._native import DeviceMemory, Memory, address_of
 from horoplug.common import dtypes
 from horoplug.common.arguments import check_mask
-from horoplug.common.ops import CPU, Documented, perform
+from horoplug.common.ops import CPU, Direct, Documented, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.numpy import cuda
 
@@ -58,6 +58,7 @@ class NumpyAdapter:
         make="np.array",
     )
     compression = None
+    direct = Direct(np.ndarray, None, np.empty_like)
 
     def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:
         if type(tensor) is not np.ndarray:

@@ -8,7 +8,7 @@ import torch
 from horoplug._native import DeviceMemory, Memory
 from horoplug.common import dtypes
 from horoplug.common.arguments import not_a_tensor
-from horoplug.common.ops import CPU, Documented, perform
+from horoplug.common.ops import CPU, Direct, Documented, perform
 from horoplug.common.opspec import Call, OpSpec
 from horoplug.torch import streams
 from horoplug.torch.autograd import Collective
@@ -30,6 +30,11 @@ class TorchAdapter:
         make="torch.tensor",
     )
     compression = Compression.none
+    direct = (
+        Direct(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__, torch.empty_like)
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__")  # PyTorch 2.10 and newer
+        else None
+    )
     for_sparse = "use .to_dense(), or sparse_allreduce_async"
     for_shared_elements = "use the variant that returns a new tensor"
     """What to do with tensors that are refused, for texts of errors."""

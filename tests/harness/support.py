@@ -432,9 +432,14 @@ def _kill(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
+def _is_setting(name: str) -> bool:
+    """Whether a variable is one of horoplug's, but for that of make test-without-direct-calls."""
+    return ("HOROVOD_" in name or "HOROPLUG_" in name) and name != "HOROPLUG_DIRECT_CALLS"
+
+
 def environment() -> dict[str, str]:
     """This process's environment, without variables that would make it a rank."""
-    kept = {k: v for k, v in os.environ.items() if "HOROVOD_" not in k and "HOROPLUG_" not in k}
+    kept = {name: value for name, value in os.environ.items() if not _is_setting(name)}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread for each rank, since the ranks share the machine's cores.
     return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
@@ -458,7 +463,7 @@ def _begin(variables: dict[str, str], init: bool) -> None:
     import horoplug as hvd
 
     hvd.shutdown()
-    for name in [n for n in os.environ if "HOROVOD_" in n or "HOROPLUG_" in n]:
+    for name in filter(_is_setting, list(os.environ)):
         del os.environ[name]
     os.environ.update(variables)
     if init:

@@ -10,34 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "dlpack_layout.h"
+
 namespace py = pybind11;
 
 namespace horoplug::python {
 namespace {
 
-// The layout of DLPack 1.
-struct Device {
-  std::int32_t type;
-  std::int32_t id;
-};
-struct DataType {
-  std::uint8_t code;
-  std::uint8_t bits;
-  std::uint16_t lanes;
-};
-struct Tensor {
-  void* data;
-  Device device;
-  std::int32_t ndim;
-  DataType dtype;
-  std::int64_t* shape;
-  std::int64_t* strides;  // in elements; nullptr: in row-major order without gaps
-  std::uint64_t byte_offset;
-};
-
 // As it was before version 1.
 struct Unversioned {
-  Tensor tensor;
+  DlTensor tensor;
   void* context;
   void (*deleter)(Unversioned*);
 
@@ -49,12 +31,12 @@ struct Versioned {
   void* context;
   void (*deleter)(Versioned*);
   std::uint64_t flags;
-  Tensor tensor;
+  DlTensor tensor;
 
   static constexpr const char* kName = "dltensor_versioned";
   static constexpr const char* kUsedName = "used_dltensor_versioned";
 };
-constexpr std::uint32_t kMajor = 1, kMinor = 0;
+constexpr std::uint32_t kMinor = 0;
 constexpr std::uint64_t kReadOnly = 1, kCopied = 2;
 
 template <typename Managed>
@@ -101,7 +83,7 @@ class DlpackTensor {
 
   void read(const Unversioned& managed) { tensor_ = &managed.tensor; }
   void read(const Versioned& managed) {
-    if (managed.major != kMajor) {  // of another one, nothing else can be read
+    if (managed.major != kDlMajor) {  // of another one, nothing else can be read
       throw py::buffer_error("the array is given by DLPack " + std::to_string(managed.major) + "." +
                              std::to_string(managed.minor) + ", and horoplug knows version 1");
     }
@@ -117,7 +99,7 @@ class DlpackTensor {
   }
 
   std::unique_ptr<void, void (*)(void*)> managed_;
-  const Tensor* tensor_ = nullptr;
+  const DlTensor* tensor_ = nullptr;
   std::uint64_t flags_ = 0;
 };
 
@@ -149,7 +131,7 @@ struct Given {
 };
 
 template <typename Managed>
-py::capsule give(Managed head, const Tensor& tensor, std::vector<std::int64_t> shape,
+py::capsule give(Managed head, const DlTensor& tensor, std::vector<std::int64_t> shape,
                  py::object owner) {
   auto given = std::make_unique<Given<Managed>>();
   given->managed = head;
@@ -179,14 +161,14 @@ py::capsule give(Managed head, const Tensor& tensor, std::vector<std::int64_t> s
 py::capsule give_dlpack(py::object owner, std::uintptr_t address, std::pair<int, int> device,
                         std::pair<int, int> dtype, std::vector<std::int64_t> shape,
                         bool versioned) {
-  Tensor tensor{};
+  DlTensor tensor{};
   tensor.data = reinterpret_cast<void*>(address);
   tensor.device = {device.first, device.second};
   tensor.dtype = {static_cast<std::uint8_t>(dtype.first), static_cast<std::uint8_t>(dtype.second),
                   1};
   if (!versioned) return give(Unversioned{}, tensor, std::move(shape), std::move(owner));
   Versioned head{};
-  head.major = kMajor;
+  head.major = kDlMajor;
   head.minor = kMinor;
   return give(head, tensor, std::move(shape), std::move(owner));
 }

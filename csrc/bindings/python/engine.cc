@@ -139,12 +139,16 @@ hp_handle Engine::submit(const SubmissionArguments& arguments) {
   return handle;
 }
 
+hp_status Engine::perform(const hp_submission& submission, hp_handle& handle) {
+  hp_engine* const engine = get();
+  return without_gil([&] { return hp_perform(engine, &submission, kWaitSlice, &handle); });
+}
+
 // Waits for one slice: the caller then checks for signals and continues with wait().
 hp_handle Engine::perform(const SubmissionArguments& arguments) {
-  hp_engine* const engine = get();
   hp_handle handle = 0;
-  const hp_status status =
-      without_gil([&] { return hp_perform(engine, &arguments.submission(), kWaitSlice, &handle); });
+  const hp_status status = perform(arguments.submission(), handle);
+  hp_engine* const engine = get();
   if (status == HP_IN_PROGRESS || (status == HP_OK && arguments.keep())) return handle;
   if (status == HP_OK) {
     hp_release(engine, handle);

@@ -37,6 +37,9 @@ class Engine {
 
   hp_handle submit(const SubmissionArguments& arguments);
   hp_handle perform(const SubmissionArguments& arguments);
+  // Performs an operation for as long as a wait may last before the caller checks for signals.
+  // HP_IN_PROGRESS: it has a handle, and is not done yet.
+  hp_status perform(const hp_submission& submission, hp_handle& handle);
   std::pair<std::vector<hp_handle>, pybind11::object> submit_batch(pybind11::handle prepared,
                                                                    pybind11::handle addresses,
                                                                    std::uintptr_t stream);
@@ -74,9 +77,10 @@ class Engine {
   void timeline_start(const std::string& path, bool mark_cycles);
   void timeline_stop();
 
- private:
   // Raises Error in a forked child, to which the engine does not belong.
   hp_engine* get() const;
+
+ private:
   void close();
   // One thread at a time reads a result or releases a handle: without the GIL, another thread might
   // release the operation whose result is being read. `function` returns a status and must not use

@@ -1,0 +1,198 @@
+"""Which calls of a public function go to the core at once, and that they do what the function in Python does."""
+
+import functools
+import inspect
+import os
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+
+import horoplug as hvd
+from horoplug.common.ops import direct
+from horoplug.common.opspec import BY_NAME
+from horoplug.common.reduce_ops import Adasum
+from horoplug.numpy.adapter import NumpyAdapter
+from tests.harness.checks.errors import refused
+from tests.harness.support import ranks_fixture, seed
+
+pytest_plugins = ["tests.harness.jobs"]
+pytestmark = [
+    pytest.mark.short,
+    pytest.mark.skipif("HOROPLUG_DIRECT_CALLS" in os.environ, reason="they are switched off"),
+]
+
+ranks = ranks_fixture("a", "aa", "ab")
+without = ranks_fixture("aa", env={"HOROPLUG_DIRECT_CALLS": "0"})
+
+NUMBERS = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
+
+
+class Array(np.ndarray):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+def in_python(*_, **__):
+    return "in Python"
+
+
+IN_PLACE = direct(NumpyAdapter(), BY_NAME["allreduce"], True, in_python)
+INTO_NEW = direct(NumpyAdapter(), BY_NAME["allreduce"], False, in_python)
+
+
+def check_usual_calls():
+    size = hvd.size()
+    for dtype in NUMBERS:
+        for x in (np.ones(5, dtype), np.ones((2, 1, 3), dtype), np.array(1, dtype)):
+            made = INTO_NEW(x, op=hvd.Sum, name="é" * 100)
+            assert (made == size).all()
+            assert (made.dtype, made.shape) == (x.dtype, x.shape)
+            assert made is not x
+            assert IN_PLACE(x, op=hvd.Sum) is x
+            assert (x == size).all()
+    assert INTO_NEW(np.full(3, hvd.rank(), "f4"), name="average").tolist() == [(size - 1) / 2] * 3
+    for op, expected in ((hvd.Min, 0), (hvd.Max, size - 1), (hvd.Product, 0)):
+        assert INTO_NEW(np.array([hvd.rank()]), op=op, name="op").tolist() == [expected]
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    assert INTO_NEW(frozen, op=hvd.Sum).tolist() == [size] * 3
+
+
+def test_usual_calls_go_to_the_core(ranks):
+    ranks.run(check_usual_calls)
+
+
+def check_unusual_calls():
+    x = np.ones((2, 3))
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    for tensor in (
+        *(x > 0, x + 0j, x[:0], x.T, x[:, ::2], x.view(Array), x.astype(">f8"), x.astype("m8[s]")),
+        *(x.tolist(), 1.0, np.float32(1), x.view([("a", "f8")]), np.array(["a"]), None),
+    ):
+        for function in (IN_PLACE, INTO_NEW):
+            assert function(tensor) == "in Python", tensor
+    assert IN_PLACE(frozen) == "in Python"
+    for options in (
+        *(
+            {"name": name}
+            for name in ("", None, "a" * 201, "é" * 101, "a\0b", 3, Text("a"), "\ud800")
+        ),
+        *({"op": op} for op in (None, Adasum, True, Number(1), 9, -1, 2**70, 1.0, "Sum")),
+        *({"prescale_factor": 1.0}, {"average": None}, {"process_set": hvd.global_process_set}),
+        *({"compression": None}, {"op": hvd.Sum, "name": 3}, {"colour": 1}),
+    ):
+        assert IN_PLACE(x, **options) == "in Python", options
+    assert IN_PLACE(x, None) == IN_PLACE() == IN_PLACE(tensor=x) == IN_PLACE(x, x) == "in Python"
+    # The names in flight are known in Python.
+    handle = hvd.allreduce_async(x, name="waits")
+    assert IN_PLACE(x, name="other") == "in Python"
+    refused(ValueError, "still in flight", lambda: hvd.allreduce_(x, name="waits"))
+    hvd.synchronize(handle)
+    assert IN_PLACE(x) is x
+
+
+def test_all_other_calls_go_to_the_function_in_python(ranks):
+    ranks.run(check_unusual_calls)
+
+
+def check_random_calls(number):
+    draw = random.Random(number)
+    for index in range(200):
+        shape = [draw.randint(0, 4) for _ in range(draw.randint(0, 3))]
+        dtype = draw.choice([*NUMBERS, "?", "c8"])
+        x = np.random.default_rng([number, index, hvd.rank()]).integers(0, 9, shape).astype(dtype)
+        options = {}
+        if draw.random() < 0.7:
+            options["op"] = draw.choice([hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average])
+        if draw.random() < 0.7:
+            options["name"] = f"{draw.randint(0, 20)} {dtype} {shape} {options.get('op')}"
+        function = draw.choice([hvd.allreduce, hvd.allreduce_])
+        results = [outcome(each, x.copy(), options) for each in (function, function.__wrapped__)]
+        assert results[0] == results[1], (number, index, x, options)
+
+
+def outcome(function, x, options):
+    try:
+        made = function(x, **options)
+    except Exception as error:
+        return type(error), str(error)
+    return type(made), made.dtype, made.shape, made.tobytes()
+
+
+def test_both_ways_have_the_same_results(ranks):
+    ranks.run(check_random_calls, seed())
+
+
+def check_failures():
+    x = np.ones(3 + hvd.rank(), "f4")
+    for function in (hvd.allreduce, hvd.allreduce_):
+        if hvd.size() > 1:
+            call = functools.partial(function, x, name="differs")
+            refused(hvd.HorovodInternalError, "'allreduce.differs': mismatched shape", call)
+        assert function(np.ones(3), name="after", op=hvd.Sum).tolist() == [hvd.size()] * 3
+
+
+def test_failures_are_those_of_the_function_in_python(ranks):
+    ranks.run(check_failures)
+
+
+def check_late_rank():
+    for function in (hvd.allreduce, hvd.allreduce_):
+        if hvd.rank() > 0:
+            threading.Event().wait(0.3)  # longer than the core waits before it looks for signals
+        assert function(np.ones(3), name="late", op=hvd.Sum).tolist() == [hvd.size()] * 3
+
+
+def test_call_goes_on_while_another_rank_is_late(ranks):
+    ranks.run(check_late_rank)
+
+
+def check_child():
+    child = os.fork()
+    if child == 0:
+        try:
+            hvd.allreduce_(np.ones(3))
+        except ValueError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_forked_child_is_not_in_the_job(ranks):
+    ranks.run(check_child)
+
+
+def check_switched_off():
+    x = np.ones(3)
+    assert IN_PLACE(x) == INTO_NEW(x) == "in Python"
+    assert hvd.allreduce(x, op=hvd.Sum).tolist() == [hvd.size()] * 3
+
+
+def test_direct_calls_can_be_switched_off(without):
+    without.run(check_switched_off)
+
+
+def test_function_looks_like_one_of_python():
+    function = hvd.allreduce_
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert inspect.isroutine(function)
+    assert list(inspect.signature(function).parameters)[:3] == ["tensor", "average", "name"]
+    assert repr(function) == "<function allreduce_>"
+
+    class Holder:
+        method = function
+
+    assert Holder().method.__self__.__class__ is Holder
+    with pytest.raises(ValueError, match=r"use hvd\.init"):
+        function(np.ones(3))
