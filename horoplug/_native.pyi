@@ -1,6 +1,6 @@
 """The C core as Python sees it: a thin pybind11 layer over the C ABI (``csrc/include/horoplug/horoplug.h``)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -115,15 +115,17 @@ class Buffer:
 class DirectCalls:
     """What all :class:`DirectFunction` of a process share."""
 
-    def __init__(self, fresh: set[tuple[int, str]]) -> None:
-        """``fresh``: see ``Context.submitted``."""
+    def __init__(
+        self, fresh: set[tuple[int, str]], operations: dict[int, Any], numbers: Iterator[int]
+    ) -> None:
+        """``fresh``: see ``Context.submitted``; ``operations``, ``numbers``: see ``Context.track``."""
 
     def use(self, engine: Engine | None) -> None:
         """The engine that runs now. None: every call goes through Python."""
 
 class DirectFunction:
-    """A public function on one tensor that is blocking: in the usual case (csrc/bindings/python/direct_call.cc) it
-    performs the operation itself, otherwise it calls ``python`` with the same arguments."""
+    """A public function on one tensor: in the usual case (csrc/bindings/python/direct_call.cc) it performs or starts the
+    operation itself, otherwise it calls ``python`` with the same arguments."""
 
     def __init__(
         self,
@@ -137,14 +139,24 @@ class DirectFunction:
         prefix: str,
         operation: int,
         reductions: int,
+        blocks: bool,
         /,
     ) -> None:
         """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
         protocol. ``empty_like`` makes the output; None: the tensor is overwritten. ``unfinished(engine, handle, tensor,
         output, name)`` waits for an operation that takes long, and ``failed(error)`` raises an exception. ``prefix``
-        begins the names of the operations. ``reductions``: the bits of those of usual calls."""
+        begins the names of the operations. ``reductions``: the bits of those of usual calls. ``blocks``: whether it waits
+        for the operation; otherwise it returns a handle."""
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+class DirectOperation:
+    """What a :class:`DirectFunction` has started. It is a ``horoplug.common.in_flight.Waitable``."""
+
+    def wait(self) -> Any: ...
+    def done(self) -> bool: ...
+    def waitable(self, handle: int, /) -> DirectOperation: ...
+    def abandon(self) -> None: ...
 
 class Result:
     """The result of a finished operation for one of its tensors."""

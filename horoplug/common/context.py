@@ -68,8 +68,6 @@ class Context:
         self._followers: list[Callable[[Engine | None], None]] = []
         self._at_init: list[Callable[[], None]] = []
         self._fresh: set[tuple[int, str]] = set()  # see check_name()
-        self.direct = DirectCalls(self._fresh)
-        """What public functions that call the core at once share."""
         self._engine: Engine | None = None
         self._connections: PeerConnections | None = None
         self._streams: list[tuple[int, os.stat_result]] = []  # connections to other ranks
@@ -82,6 +80,8 @@ class Context:
         self._generations: dict[tuple[int, ...] | None, int] = {}
         # Handles are not reused after another init, so that stale ones are recognized.
         self._numbers = numbers()
+        self.direct = DirectCalls(self._fresh, self.operations, self._numbers)
+        """What public functions that call the core at once share."""
         self._first_number = 1
         self._report: Report | None = None
         self._hooked = False

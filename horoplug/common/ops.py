@@ -322,10 +322,10 @@ def perform(
 
 
 def direct(
-    adapter: DocumentedAdapter, spec: OpSpec, in_place: bool, function: Any
+    adapter: DocumentedAdapter, spec: OpSpec, in_place: bool, blocking: bool, function: Any
 ) -> DirectFunction | None:
-    """A callable that does the same as a public function on one tensor, which is blocking, by one call of the core in
-    the usual case. None if there is none."""
+    """A callable that does the same as a public function on one tensor, by one call of the core in the usual case. None
+    if there is none."""
     how = adapter.direct
     if how is None or spec is not BY_NAME["allreduce"]:
         return None
@@ -350,6 +350,7 @@ def direct(
         f"{spec.name}.",
         spec.code,
         sum(1 << op for op in (Average, Sum, Min, Max, Product)),
+        blocking,
     )
 
 

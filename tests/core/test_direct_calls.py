@@ -1,6 +1,7 @@
 """Which calls of a public function go to the core at once, and that they do what the function in Python does."""
 
 import functools
+import gc
 import inspect
 import os
 import pickle
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import horoplug as hvd
+from horoplug.common.context import context
 from horoplug.common.ops import direct
 from horoplug.common.opspec import BY_NAME
 from horoplug.common.reduce_ops import Adasum
@@ -46,8 +48,9 @@ def in_python(*_, **__):
     return "in Python"
 
 
-IN_PLACE = direct(NumpyAdapter(), BY_NAME["allreduce"], True, in_python)
-INTO_NEW = direct(NumpyAdapter(), BY_NAME["allreduce"], False, in_python)
+IN_PLACE = direct(NumpyAdapter(), BY_NAME["allreduce"], True, True, in_python)
+STARTED = direct(NumpyAdapter(), BY_NAME["allreduce"], True, False, in_python)
+INTO_NEW = direct(NumpyAdapter(), BY_NAME["allreduce"], False, True, in_python)
 
 
 def check_usual_calls():
@@ -72,6 +75,42 @@ def test_usual_calls_go_to_the_core(ranks):
     ranks.run(check_usual_calls)
 
 
+def check_started_operations():
+    size = hvd.size()
+    x = np.ones(5, "f4")
+    for options in ({}, {"name": "started"}):
+        x[:] = 1
+        handle = STARTED(x, op=hvd.Sum, **options)
+        while not hvd.poll(handle):
+            pass
+        assert hvd.synchronize(handle) is x
+        assert x.tolist() == [size] * 5
+        assert hvd.synchronize(handle) is None
+        assert hvd.poll(handle)
+    # Many at once, and tensors that nothing else keeps.
+    handles = [hvd.allreduce_async(np.full(3, i, "i8"), op=hvd.Sum, name=f"{i}") for i in range(99)]
+    gc.collect()
+    for i in reversed(range(99)):
+        assert hvd.synchronize(handles[i]).tolist() == [i * size] * 3
+    assert not context.operations
+    # Failures come with the result, once.
+    if size > 1:
+        handle = STARTED(np.ones(3 + hvd.rank()), name="differs")
+        failure = functools.partial(hvd.synchronize, handle)
+        refused(hvd.HorovodInternalError, "'allreduce.differs': mismatched shape", failure)
+        assert hvd.synchronize(handle) is None
+    # One that is in flight at the end of the job is known to belong to it.
+    handle = STARTED(x, op=hvd.Sum, name="last")
+    hvd.shutdown()
+    assert STARTED(x) == "in Python"
+    hvd.init()
+    refused(hvd.HorovodInternalError, "belongs to a job", lambda: hvd.synchronize(handle))
+
+
+def test_started_operations_are_waited_for(ranks):
+    ranks.run(check_started_operations)
+
+
 def check_unusual_calls():
     x = np.ones((2, 3))
     frozen = x.copy()
@@ -94,12 +133,16 @@ def check_unusual_calls():
     ):
         assert IN_PLACE(x, **options) == "in Python", options
     assert IN_PLACE(x, None) == IN_PLACE() == IN_PLACE(tensor=x) == IN_PLACE(x, x) == "in Python"
-    # The names in flight are known in Python.
-    handle = hvd.allreduce_async(x, name="waits")
-    assert IN_PLACE(x, name="other") == "in Python"
-    refused(ValueError, "still in flight", lambda: hvd.allreduce_(x, name="waits"))
-    hvd.synchronize(handle)
-    assert IN_PLACE(x) is x
+    for start in (hvd.allreduce_async, hvd.allreduce_async.__wrapped__):
+        handle = start(x, name="waits")
+        for function in (IN_PLACE, INTO_NEW, STARTED):
+            assert function(x, name="waits") == "in Python"
+        for function in (hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async.__wrapped__):
+            call = functools.partial(function, x, name="waits")
+            refused(ValueError, "allreduce.waits is still in flight", call)
+        assert IN_PLACE(x, name="other") is x
+        hvd.synchronize(handle)
+        assert IN_PLACE(x, name="waits") is x
 
 
 def test_all_other_calls_go_to_the_function_in_python(ranks):
@@ -117,7 +160,7 @@ def check_random_calls(number):
             options["op"] = draw.choice([hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average])
         if draw.random() < 0.7:
             options["name"] = f"{draw.randint(0, 20)} {dtype} {shape} {options.get('op')}"
-        function = draw.choice([hvd.allreduce, hvd.allreduce_])
+        function = draw.choice([hvd.allreduce, hvd.allreduce_, hvd.allreduce_async])
         results = [outcome(each, x.copy(), options) for each in (function, function.__wrapped__)]
         assert results[0] == results[1], (number, index, x, options)
 
@@ -125,6 +168,8 @@ def check_random_calls(number):
 def outcome(function, x, options):
     try:
         made = function(x, **options)
+        if type(made) is int:
+            made = hvd.synchronize(made)
     except Exception as error:
         return type(error), str(error)
     return type(made), made.dtype, made.shape, made.tobytes()

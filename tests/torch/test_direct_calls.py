@@ -36,8 +36,8 @@ def in_python(*_, **__):
     return "in Python"
 
 
-IN_PLACE = direct(ADAPTER, BY_NAME["allreduce"], True, in_python)
-INTO_NEW = direct(ADAPTER, BY_NAME["allreduce"], False, in_python)
+IN_PLACE = direct(ADAPTER, BY_NAME["allreduce"], True, True, in_python)
+INTO_NEW = direct(ADAPTER, BY_NAME["allreduce"], False, True, in_python)
 
 
 def check_usual_calls():

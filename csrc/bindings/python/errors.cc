@@ -25,6 +25,8 @@ py::object make_error(hp_status status, const std::string& message) {
   return py::handle(error_type)(static_cast<int>(status), message);
 }
 
+bool is_core_error(const py::error_already_set& error) { return error.matches(error_type); }
+
 void raise(hp_status status, const std::string& message) {
   PyErr_SetObject(error_type, make_error(status, message).ptr());
   throw py::error_already_set();

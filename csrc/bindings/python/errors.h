@@ -12,6 +12,9 @@ namespace horoplug::python {
 // A new Error object; does not set the Python error indicator.
 pybind11::object make_error(hp_status status, const std::string& message);
 
+// Whether it is an Error.
+bool is_core_error(const pybind11::error_already_set& error);
+
 [[noreturn]] void raise(hp_status status, const std::string& message);
 
 // Raises Error with the text of hp_last_error() unless `status` is HP_OK.

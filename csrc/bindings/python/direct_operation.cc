@@ -1,0 +1,111 @@
+#include "direct_operation.h"
+
+#include <array>
+
+#include "engine.h"
+#include "errors.h"
+#include "object_type.h"
+
+namespace py = pybind11;
+
+namespace horoplug::python {
+namespace {
+
+struct DirectOperation {
+  PyObject_HEAD PyObject* calls;  // keeps `shared`
+  PyObject* engine;               // keeps `running`
+  PyObject* output;
+  PyObject* failed;  // (error): raises the exception
+  PyObject* number;  // the handle of the user
+  const DirectCalls* shared;
+  Engine* running;
+  hp_handle handle;
+
+  static constexpr auto references() {
+    return std::array{&DirectOperation::calls, &DirectOperation::engine, &DirectOperation::output,
+                      &DirectOperation::failed, &DirectOperation::number};
+  }
+};
+
+PyTypeObject* operation_type = nullptr;
+
+void forget(const DirectOperation& self) {
+  self.shared->waited();
+  if (self.shared->forget(self.number)) self.running->release(self.handle);
+}
+
+PyObject* wait(PyObject* object, PyObject*) {
+  const DirectOperation& self = self_of<DirectOperation>(object);
+  const py::object kept = py::reinterpret_borrow<py::object>(object);
+  try {
+    self.running->wait(self.handle, -1);
+    forget(self);
+    return Py_NewRef(self.output);
+  } catch (py::error_already_set& error) {
+    if (!is_core_error(error)) {  // such as an interrupt: the operation is still in flight
+      error.restore();
+      return nullptr;
+    }
+    const py::object value = error.value();
+    forget(self);
+    return PyObject_CallOneArg(self.failed, value.ptr());
+  }
+}
+
+PyObject* done(PyObject* object, PyObject*) {
+  const DirectOperation& self = self_of<DirectOperation>(object);
+  try {
+    const bool is_done = self.running->poll(self.handle);
+    if (is_done) self.shared->waited();
+    return PyBool_FromLong(is_done ? 1 : 0);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  }
+}
+
+PyObject* waitable(PyObject* object, PyObject*) { return Py_NewRef(object); }
+
+// Tensors in host memory may be freed: the core does not use them any more when it is called.
+PyObject* abandon(PyObject*, PyObject*) { Py_RETURN_NONE; }
+
+std::array operation_methods = {PyMethodDef{"wait", wait, METH_NOARGS, nullptr},
+                                PyMethodDef{"done", done, METH_NOARGS, nullptr},
+                                PyMethodDef{"waitable", waitable, METH_O, nullptr},
+                                PyMethodDef{"abandon", abandon, METH_NOARGS, nullptr},
+                                PyMethodDef{}};
+std::array operation_slots = {
+    slot(Py_tp_traverse, traverse<DirectOperation>), slot(Py_tp_clear, clear<DirectOperation>),
+    slot(Py_tp_dealloc, destroy<DirectOperation>),
+    PyType_Slot{Py_tp_methods, operation_methods.data()}, PyType_Slot{0, nullptr}};
+PyType_Spec operation_spec = {
+    "horoplug._native.DirectOperation", sizeof(DirectOperation), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    operation_slots.data()};
+
+}  // namespace
+
+PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle) {
+  PyObject* const made = operation_type->tp_alloc(operation_type, 0);
+  if (made == nullptr) return nullptr;
+  DirectOperation& self = self_of<DirectOperation>(made);
+  self.calls = Py_NewRef(start.calls);
+  self.engine = Py_NewRef(shared.engine_object().ptr());
+  self.output = Py_NewRef(start.output);
+  self.failed = Py_NewRef(start.failed);
+  self.shared = &shared;
+  self.running = shared.engine();
+  self.handle = handle;
+  PyObject* const number = shared.track(made);
+  self.number = Py_XNewRef(number);
+  Py_DECREF(made);
+  return number;
+}
+
+void add_direct_operation(py::module_& module) {
+  operation_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&operation_spec));
+  if (operation_type == nullptr) throw py::error_already_set();
+  module.attr("DirectOperation") = py::handle(reinterpret_cast<PyObject*>(operation_type));
+}
+
+}  // namespace horoplug::python

@@ -1,0 +1,25 @@
+// The operation that a direct call has started, until the program has waited for it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "direct_call.h"
+#include "horoplug/horoplug.h"
+
+namespace horoplug::python {
+
+// What an operation has of the function that has started it.
+struct DirectStart {
+  PyObject* calls;  // DirectCalls
+  PyObject* failed;
+  PyObject* output;
+};
+
+// An object with the methods of horoplug.common.in_flight.Waitable, which is tracked. Returns the
+// handle of the user; nullptr with an exception.
+PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle);
+
+// Adds the type to the module.
+void add_direct_operation(pybind11::module_& module);
+
+}  // namespace horoplug::python

@@ -1,0 +1,39 @@
+// Tensors as C reads them, without Python: by the buffer protocol (NumPy), or by the functions of
+// DLPack 1.2 (PyTorch).
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "dlpack_layout.h"
+
+namespace horoplug::python {
+
+// The tensors of a framework.
+struct TensorKind {
+  PyTypeObject* type;     // not of its subclasses
+  const DlExchange* api;  // nullptr: they have the buffer protocol
+};
+
+// A tensor as hp_submission describes it.
+struct TensorView {
+  void* data = nullptr;
+  const std::int64_t* shape = nullptr;
+  std::int32_t ndim = 0;
+  std::int32_t dtype = -1;
+  Py_buffer buffer = {};
+};
+
+// Describes a tensor in host memory that has elements, which are integers or floating-point numbers
+// and lie there as they are, in row-major order. `writable`: it may be overwritten. Returns false
+// for anything else; leaves no exception. close() follows in either case.
+bool open(const TensorKind& kind, PyObject* tensor, bool writable, TensorView& view);
+
+// Not a destructor: the end of the interpreter ends a daemon thread by unwinding, without the GIL.
+void close(TensorView& view);
+
+// Whether an attribute of a tensor, or the result of a method without arguments, is False.
+bool is_false(PyObject* answer);
+
+}  // namespace horoplug::python
