@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "base/time.h"
 #include "engine/job_tree.h"
@@ -18,15 +19,46 @@ std::string text_of(const std::array<LinkCosts, kOpKindCount>& costs) {
   return text;
 }
 
-std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig& config) {
-  std::size_t lanes = 0;
-  for (const Member& member : config.members) lanes = std::max(lanes, member.lanes.size());
+// The streams between this rank and any other one.
+struct Streams {
+  std::size_t connections = 0;
+  std::map<std::string, std::size_t> beside;  // those that carry data only, by name
+
+  std::string carrier() const {
+    std::string text;
+    for (const auto& [name, count] : beside) {
+      text += (text.empty() ? "over " : " and ") + name;
+      if (count > 1) text += " (" + std::to_string(count) + " streams)";
+    }
+    return text.empty() ? "over TCP" : text;
+  }
+};
+
+Streams most_streams(const Mesh& mesh) {
+  Streams most;
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    Streams streams;
+    for (const Link* lane : mesh.lanes(rank)) {
+      const bool carries_all = lane->traits().carries == Stream::Carries::kEverything;
+      ++(carries_all ? streams.connections : streams.beside[lane->traits().name]);
+    }
+    most.connections = std::max(most.connections, streams.connections);
+    for (const auto& [name, count] : streams.beside) {
+      most.beside[name] = std::max(most.beside[name], count);
+    }
+  }
+  return most;
+}
+
+std::vector<std::pair<std::string, std::string>> settings_of(const EngineConfig& config,
+                                                             const Mesh& mesh) {
+  const Streams streams = most_streams(mesh);
   std::vector<std::pair<std::string, std::string>> settings{
       {"horoplug version", HOROPLUG_VERSION},
       {"number of ranks", std::to_string(config.size())},
-      {"data between hosts (HOROVOD_CPU_OPERATIONS)", config.mpi ? "over MPI" : "over TCP"},
+      {"data between hosts (HOROVOD_CPU_OPERATIONS)", streams.carrier()},
       {"number of connections between hosts (HOROPLUG_NUM_STREAMS)",
-       std::to_string(config.mpi ? lanes : lanes + 1)},
+       std::to_string(streams.connections)},
       {"latency between hosts", std::to_string(config.options.costs.stream.latency)},
       {"time per byte between hosts", std::to_string(config.options.costs.stream.byte)},
       {"costs of MPI's own collectives", config.mpi ? text_of(config.options.costs.mpi) : "none"},
@@ -44,7 +76,7 @@ Handshake::Handshake(EngineConfig& config, Mesh& mesh, Doorbell& doorbell, Done 
       mesh_(mesh),
       doorbell_(doorbell),
       done_(std::move(done)),
-      settings_(settings_of(config)),
+      settings_(settings_of(config, mesh)),
       segment_bytes_(config.members.size()),
       started_at_(now) {
   for (int rank = 0; rank < config.size(); ++rank) missing_ += mesh.connected(rank) ? 1 : 0;

@@ -39,7 +39,7 @@ struct Member {
   int host = 0;
   // nullptr for the engine's own rank. Without a connection, an AbsentStream, like all lanes.
   std::unique_ptr<Stream> stream;
-  // Further streams, for data only. All pairs of ranks on different hosts have equally many.
+  // Further streams to share the data. All pairs of ranks on different hosts have the same ones.
   std::vector<std::unique_ptr<Stream>> lanes;
   Fd segment_file;
   std::optional<Segment> segment;
@@ -52,7 +52,7 @@ struct EngineConfig {
   // Where to ask for absent connections (see OnDemandConnections); empty: all of them exist. On all
   // ranks or on none.
   Fd connection_requests;
-  // If set, streams of MPI are the last lanes to the members on other hosts, and carry the data.
+  // If set, its own collectives may run, and streams over it are among the lanes between hosts.
   std::shared_ptr<Mpi> mpi;
   // Opens the CUDA libraries, or throws Error. Called when there is a tensor on a GPU.
   std::function<std::shared_ptr<const cuda::Toolkit>()> toolkit;

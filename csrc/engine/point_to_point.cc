@@ -18,7 +18,8 @@ using Purpose = cuda::Workspace::Purpose;
 Channel channel_of(const Operation& operation, int source, int destination, std::uint64_t number) {
   Channel channel;
   channel.set = operation.members->set;
-  channel.epoch = source < destination ? Channel::kUpwards : Channel::kDownwards;
+  using Traffic = Channel::Traffic;
+  channel.traffic = source < destination ? Traffic::kUpwards : Traffic::kDownwards;
   channel.batch = number;
   channel.check = number;
   return channel;

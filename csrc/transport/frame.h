@@ -9,16 +9,21 @@ namespace horoplug {
 // Identifies one collective on one process set. `check` is a hash of the batch's contents: ranks
 // whose batches have the same number but different contents find out at the first frame.
 struct Channel {
-  // Epochs of sends and recvs, which no plan has. `batch` numbers the transfer then.
-  static constexpr std::uint32_t kDownwards = 0xFFFFFFFE;  // to a lower rank
-  static constexpr std::uint32_t kUpwards = 0xFFFFFFFF;
+  // What is numbered: batches, or the sends and recvs of one direction between two ranks.
+  enum class Traffic : std::uint16_t {
+    kBatches,
+    kUpwards,    // sends to a higher rank
+    kDownwards,  // sends to a lower rank
+  };
 
   std::uint32_t set = 0;
-  std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0 if the batch was negotiated
-  std::uint64_t batch = 0;
+  std::uint32_t epoch = 0;  // of the plan that the batch belongs to; 0: it was negotiated
+  std::uint64_t batch = 0;  // or the number of the send
   std::uint64_t check = 0;
+  Traffic traffic = Traffic::kBatches;
 
-  auto key() const { return std::tuple(set, epoch, batch); }
+  using Key = std::tuple<std::uint32_t, Traffic, std::uint32_t, std::uint64_t>;
+  Key key() const { return {set, traffic, epoch, batch}; }
 };
 
 // The fixed header of every frame, in wire format.
@@ -26,15 +31,18 @@ struct FrameHeader {
   static constexpr std::uint32_t kMagic = 0x31504F48;  // "HOP1"
   // kHold asks the peer to queue its data frames of a process set instead of sending them; kResume
   // asks it to send them again. Both have no payload.
-  enum Kind : std::uint32_t { kControl = 1, kData = 2, kHold = 3, kResume = 4 };
+  enum Kind : std::uint16_t { kControl = 1, kData = 2, kHold = 3, kResume = 4 };
 
   std::uint32_t magic = kMagic;
-  std::uint32_t kind = kControl;
+  std::uint16_t kind = kControl;
+  Channel::Traffic traffic = Channel::Traffic::kBatches;  // of kData
   std::uint32_t set = 0;
   std::uint32_t epoch = 0;
   std::uint64_t batch = 0;
   std::uint64_t check = 0;
   std::uint64_t bytes = 0;
+
+  Channel channel() const { return {set, epoch, batch, check, traffic}; }
 };
 static_assert(sizeof(FrameHeader) == 40);
 
@@ -47,7 +55,7 @@ struct FrameSequence {
 
   template <typename FrameOrChannel>
   static FrameSequence of(const FrameOrChannel& of) {
-    return {of.set, of.epoch >= Channel::kDownwards};
+    return {of.set, of.traffic != Channel::Traffic::kBatches};
   }
 };
 

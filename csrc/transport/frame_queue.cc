@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <tuple>
 #include <utility>
 
 namespace horoplug {
@@ -39,6 +38,7 @@ std::uint64_t FrameQueue::add_data(const Channel& channel, const void* data, std
   if (closed_) return ticket;
   Outgoing out;
   out.header.kind = FrameHeader::kData;
+  out.header.traffic = channel.traffic;
   out.header.set = channel.set;
   out.header.epoch = channel.epoch;
   out.header.batch = channel.batch;
@@ -92,8 +92,7 @@ bool FrameQueue::holds_frames() const {
 
 void FrameQueue::take_back(const Channel& channel) {
   const auto belongs = [&](const FrameHeader& header) {
-    return header.kind == FrameHeader::kData &&
-           std::tuple(header.set, header.epoch, header.batch) == channel.key();
+    return header.kind == FrameHeader::kData && header.channel().key() == channel.key();
   };
   if (current_ && current_->owned.empty() && belongs(current_->header)) {
     const std::byte* const data = current_->data;

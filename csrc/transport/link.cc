@@ -29,6 +29,11 @@ void check_header(const FrameHeader& header) {
   } else {
     throw WireError("unknown frame kind");
   }
+  const bool numbers_sends = header.traffic != Channel::Traffic::kBatches;
+  if (header.traffic > Channel::Traffic::kDownwards ||
+      (numbers_sends && (header.kind != FrameHeader::kData || header.epoch != 0))) {
+    throw WireError("invalid traffic in a frame header");
+  }
 }
 
 }  // namespace
@@ -120,7 +125,7 @@ void Link::close_write() {
 // Consecutive frames of one flow need no look-up.
 void Link::note_data(const FrameHeader& header) {
   if (header.kind != FrameHeader::kData) return;
-  const Flow flow{header.set, header.epoch};
+  const Flow flow = flow_of(header);
   if (last_flow_ == flow) return;
   flows_.insert(flow);
   last_flow_ = flow;

@@ -25,6 +25,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -128,8 +129,12 @@ class Link {
   // True if the peer closed the connection, rather than violated the protocol.
   bool closed_by_peer() const { return ended_; }
 
-  // The process set and the epoch whose frames carry data. Control messages have none.
-  using Flow = std::pair<std::uint32_t, std::uint32_t>;
+  // The process set, the traffic and the epoch whose frames carry data. Control messages have none.
+  using Flow = std::tuple<std::uint32_t, Channel::Traffic, std::uint32_t>;
+  template <typename FrameOrChannel>
+  static Flow flow_of(const FrameOrChannel& of) {
+    return {of.set, of.traffic, of.epoch};
+  }
   // Adds the flows of which this link has moved data since the last call. Returns whether there
   // are any.
   bool take_flows(std::set<Flow>& flows);

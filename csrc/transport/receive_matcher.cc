@@ -80,7 +80,7 @@ std::byte* ReceiveMatcher::begin(const FrameHeader& header) {
   early_inbox_ = nullptr;
   drops_ = is_dropped(header);
   if (drops_) return nullptr;
-  Inbox& inbox = inboxes_[{header.set, header.epoch, header.batch}];
+  Inbox& inbox = inboxes_[header.channel().key()];
   if (inbox.check == 0) inbox.check = header.check;
   if (inbox.check != header.check) throw WireError(other_contents(header.batch));
   if (!inbox.posted.empty()) {
@@ -122,9 +122,8 @@ void ReceiveMatcher::forget(Inboxes::iterator inbox) {
     early_inbox_ = nullptr;
     drops_ = true;
   }
-  const auto& [set, epoch, batch] = inbox->first;
-  const FrameSequence sequence =
-      FrameSequence::of(Channel{.set = set, .epoch = epoch, .batch = batch});
+  const auto& [set, traffic, epoch, batch] = inbox->first;
+  const FrameSequence sequence = FrameSequence::of(Channel{.set = set, .traffic = traffic});
   for (const Early& early : inbox->second.early) remove_from_backlog(sequence, early.bytes);
   inboxes_.erase(inbox);
 }
@@ -136,8 +135,9 @@ void ReceiveMatcher::end_epoch(std::uint32_t set, std::uint32_t epoch,
   if (plans.size() > kMostEndedPlans) plans.erase(plans.begin());
   for (auto it = inboxes_.begin(); it != inboxes_.end();) {
     const auto inbox = it++;
-    const auto& [of_set, of_epoch, batch] = inbox->first;
-    if (of_set == set && of_epoch == epoch && batch >= first_dropped) forget(inbox);
+    const auto& [of_set, traffic, of_epoch, batch] = inbox->first;
+    const bool of_plan = of_set == set && traffic == Channel::Traffic::kBatches;
+    if (of_plan && of_epoch == epoch && batch >= first_dropped) forget(inbox);
   }
 }
 
@@ -186,9 +186,10 @@ void ReceiveMatcher::let_peer_resume(Backlog& backlog) {
 
 // Whether a receive of a batch of the set waits for a frame that has not begun to arrive.
 bool ReceiveMatcher::has_posted_receives(std::uint32_t set) const {
-  for (auto it = inboxes_.lower_bound({set, 0, 0}); it != inboxes_.end(); ++it) {
-    const auto& [of_set, epoch, batch] = it->first;
-    if (of_set != set || epoch >= Channel::kDownwards) return false;
+  const auto first = inboxes_.lower_bound(Channel{.set = set}.key());
+  for (auto it = first; it != inboxes_.end(); ++it) {
+    const auto& [of_set, traffic, epoch, batch] = it->first;
+    if (of_set != set || traffic != Channel::Traffic::kBatches) return false;
     if (!it->second.posted.empty()) return true;
   }
   return false;

@@ -96,8 +96,7 @@ class ReceiveMatcher {
     std::deque<Early> early;
     std::uint64_t check = 0;
   };
-  using InboxKey = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>;
-  using Inboxes = std::map<InboxKey, Inbox>;
+  using Inboxes = std::map<Channel::Key, Inbox>;
 
   void end_early(const FrameHeader& header);
   bool is_dropped(const FrameHeader& header) const;

@@ -36,6 +36,7 @@ class Stream {
     WakeUp wake_up;
     int fd = -1;  // of kDescriptor
     Carries carries = Carries::kEverything;
+    const char* name = "";  // of kDataOnly, for users: all ranks must use the same ones
   };
 
   virtual ~Stream() = default;
@@ -55,12 +56,14 @@ class Stream {
   // it already.
   virtual bool has_more() const { return false; }
 
-  // Ends the sending direction; the peer reads kEnd after the data.
+  // Ends the sending direction; the peer reads kEnd after the data. Streams that carry data only
+  // may leave that out: the connections to the peer tell it.
   virtual void close_write() = 0;
 
   // Whether written bytes need further calls to be sent. Only polled streams return true.
   virtual bool pending() const { return false; }
-  // Releases what must not wait for the destructor. Nothing is read or written afterwards.
+  // Releases what must not wait for the destructor. Nothing is read or written afterwards. Called
+  // of polled streams only.
   virtual void close() {}
 
   // Prepares memory that is often written or read, as devices need that access it themselves, until

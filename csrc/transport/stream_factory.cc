@@ -5,22 +5,26 @@
 
 #include "base/status.h"
 #include "transport/absent_stream.h"
-#include "transport/mpi/mpi_stream.h"
 #include "transport/tcp/socket_stream.h"
 
 namespace horoplug {
 
 StreamFactory::Streams StreamFactory::make_all(const Peer& peer, std::vector<Fd> connections,
-                                               int absent, const std::shared_ptr<Mpi>& mpi) const {
+                                               int absent,
+                                               const std::vector<DataStream>& beside) const {
   Streams streams;
   if (connections.empty()) {
     while (absent-- > 0) streams.push_back(std::make_unique<AbsentStream>());
   } else {
     streams = connect(peer, std::move(connections));
   }
+  if (!peer.on_other_host || streams.empty()) return streams;
   // After the connections, of which the first one carries the control messages.
-  if (mpi && peer.on_other_host && !streams.empty()) {
-    streams.push_back(std::make_unique<MpiStream>(mpi, peer.rank));
+  for (const DataStream& make : beside) {
+    streams.push_back(make(peer.rank));
+    if (!libcrypto_) continue;
+    throw Error(HP_INVALID_ARGUMENT, std::string(streams.back()->traits().name) +
+                                         " does not encrypt what it carries between hosts");
   }
   return streams;
 }

@@ -8,6 +8,7 @@
 #include "collectives/collective.h"
 #include "collectives/point_to_point.h"
 #include "engine/abi/abi.h"
+#include "transport/mpi/mpi_stream.h"
 
 namespace horoplug::abi {
 namespace {
@@ -82,6 +83,10 @@ void add_members(EngineConfig& config, const hp_config& given, const std::vector
   }
   if (given.libcrypto != nullptr) factory.encrypt_with(make_libcrypto(complete(given.libcrypto)));
   config.mpi = open_mpi(given);
+  std::vector<StreamFactory::DataStream> beside;
+  if (config.mpi) {
+    beside.emplace_back([&](int rank) { return std::make_unique<MpiStream>(config.mpi, rank); });
+  }
   std::vector<Member>& members = config.members;
   members.resize(static_cast<std::size_t>(given.size));
   std::vector<bool> seen(members.size(), false);
@@ -97,7 +102,7 @@ void add_members(EngineConfig& config, const hp_config& given, const std::vector
     const bool remote = member.host != given.host;
     const int absent = remote && given.connects_on_demand != 0 ? peers[i].lane_count + 1 : 0;
     for (auto& stream : factory.make_all({rank, remote, peers[i].keys},
-                                         std::move(taken[i].connections), absent, config.mpi)) {
+                                         std::move(taken[i].connections), absent, beside)) {
       (member.stream ? member.lanes.emplace_back() : member.stream) = std::move(stream);
     }
   }

@@ -33,7 +33,7 @@ bool TransferDeadlines::makes_progress(const ProcessSet& set) const {
   }
   // A batch that polls the GPU waits for the work that the framework has given it.
   if (gpu_.waits_for_framework() && executor.polled()) return true;
-  if (movement_.flows.contains({executor.channel()->set, executor.channel()->epoch})) return true;
+  if (movement_.flows.contains(Link::flow_of(*executor.channel()))) return true;
   if (set.negotiator().waits_in_plan()) return false;
   const std::vector<int> ranks = executor.blame();
   const auto moves = [this](int rank) { return movement_.ranks[static_cast<std::size_t>(rank)]; };

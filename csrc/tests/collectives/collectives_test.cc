@@ -515,7 +515,8 @@ TEST_CASE("small allgathers of one burst share exchanges") {
 }
 
 TEST_CASE("large tensors give correct results over several lanes between two hosts") {
-  for (const Transport transport : {Transport::kInproc, Transport::kTcp, Transport::kMixed}) {
+  for (const Transport transport :
+       {Transport::kInproc, Transport::kTcp, Transport::kMixed, Transport::kPolled}) {
     for (const int ranks : kLaneRanks) {
       CAPTURE(transport_name(transport));
       CAPTURE(ranks);

@@ -73,7 +73,8 @@ TEST_CASE("a job that reduces over a ring or by doubling needs no further connec
 
 TEST_CASE("alltoall between ranks that were not connected is right over every transport") {
   for (const int lanes : {1, 3}) {
-    for (const Transport transport : {Transport::kTcp, Transport::kInproc, Transport::kMixed}) {
+    for (const Transport transport :
+         {Transport::kTcp, Transport::kInproc, Transport::kMixed, Transport::kPolled}) {
       CAPTURE(transport_name(transport));
       CAPTURE(lanes);
       const int ranks = 11;
@@ -86,7 +87,8 @@ TEST_CASE("alltoall between ranks that were not connected is right over every tr
           allreduce(engine, ranks, 200'000, "large");
         }
       });
-      CHECK(job.board->made() == job.board->pairs());
+      // Where the data needs no connections, only ranks that have to be woken are connected.
+      if (transport != Transport::kPolled) CHECK(job.board->made() == job.board->pairs());
     }
   }
 }

@@ -6,13 +6,16 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
 
+#include "harness/forwarding_stream.h"
 #include "harness/memfd.h"
 #include "transport/inproc/pipe.h"
 #include "transport/mpi/mpi_stream.h"
@@ -38,17 +41,59 @@ Fd duplicate(int fd) {
   return Fd(copy);
 }
 
-int host_of(Transport transport, int rank) {
-  switch (transport) {
-    case Transport::kInproc:
-    case Transport::kTcp:
-      return rank;
-    case Transport::kMixed:
-    case Transport::kInprocHosts:
-      return rank % 2;
-    default:
-      return 0;
+// Data over an in-memory stream of which nothing tells that there is something to read.
+class PolledStream final : public ForwardingStream {
+ public:
+  using ForwardingStream::ForwardingStream;
+  Traits traits() const override {
+    return {WakeUp::kPolling, -1, Carries::kDataOnly, "a polled stream"};
   }
+};
+
+StreamPair polled_pair() {
+  const auto nobody = std::make_shared<Doorbell>();
+  auto [first, second] = make_inproc_pipe(nobody, nobody);
+  return {std::make_unique<PolledStream>(std::move(first)),
+          std::make_unique<PolledStream>(std::move(second))};
+}
+
+// What a transport consists of.
+struct Kind {
+  enum class Hosts { kOne, kTwo, kOnePerRank };
+  enum class Streams { kInMemory, kSockets };
+  enum class Memory { kNone, kOfProcess, kFiles };
+
+  Transport transport;
+  const char* name;
+  Hosts hosts;
+  Streams connections;
+  Memory shared;                     // by the ranks of a host
+  StreamPair (*beside)() = nullptr;  // makes what carries the data between hosts in their place
+
+  int host_of(int rank) const {
+    return hosts == Hosts::kOne ? 0 : hosts == Hosts::kTwo ? rank % 2 : rank;
+  }
+};
+
+constexpr Kind kKinds[] = {
+    {Transport::kInproc, "inproc", Kind::Hosts::kOnePerRank, Kind::Streams::kInMemory,
+     Kind::Memory::kNone},
+    {Transport::kThreads, "threads", Kind::Hosts::kOne, Kind::Streams::kInMemory,
+     Kind::Memory::kOfProcess},
+    {Transport::kShm, "shm", Kind::Hosts::kOne, Kind::Streams::kSockets, Kind::Memory::kFiles},
+    {Transport::kTcp, "tcp", Kind::Hosts::kOnePerRank, Kind::Streams::kSockets,
+     Kind::Memory::kNone},
+    {Transport::kMixed, "mixed", Kind::Hosts::kTwo, Kind::Streams::kSockets, Kind::Memory::kFiles},
+    {Transport::kInprocHosts, "inproc hosts", Kind::Hosts::kTwo, Kind::Streams::kInMemory,
+     Kind::Memory::kOfProcess},
+    {Transport::kPolled, "polled", Kind::Hosts::kOnePerRank, Kind::Streams::kSockets,
+     Kind::Memory::kNone, polled_pair},
+};
+
+const Kind& kind_of(Transport transport) {
+  const auto* const kind = std::ranges::find(kKinds, transport, &Kind::transport);
+  if (kind == std::end(kKinds)) throw std::invalid_argument("a transport without a row in kKinds");
+  return *kind;
 }
 
 }  // namespace
@@ -75,30 +120,15 @@ StreamPair tcp_pair() {
           std::make_unique<SocketStream>(std::move(b))};
 }
 
-std::string transport_name(Transport transport) {
-  switch (transport) {
-    case Transport::kInproc:
-      return "inproc";
-    case Transport::kThreads:
-      return "threads";
-    case Transport::kShm:
-      return "shm";
-    case Transport::kTcp:
-      return "tcp";
-    case Transport::kMixed:
-      return "mixed";
-    case Transport::kInprocHosts:
-      return "inproc hosts";
-  }
-  return "?";
-}
+std::string transport_name(Transport transport) { return kind_of(transport).name; }
 
 std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options,
                                        int lanes) {
   const auto count = static_cast<std::size_t>(ranks);
-  const bool plainly = transport == Transport::kThreads || transport == Transport::kInprocHosts;
-  const bool in_memory = transport == Transport::kInproc || plainly;
-  const bool by_file = transport == Transport::kShm || transport == Transport::kMixed;
+  const Kind& kind = kind_of(transport);
+  const bool plainly = kind.shared == Kind::Memory::kOfProcess;
+  const bool in_memory = kind.connections == Kind::Streams::kInMemory;
+  const bool by_file = kind.shared == Kind::Memory::kFiles;
 
   std::vector<EngineConfig> configs(count);
   std::vector<std::shared_ptr<Doorbell>> doorbells;
@@ -118,11 +148,11 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
     config.log = Log(LogLevel::kFatal, nullptr);
     for (std::size_t peer = 0; peer < count; ++peer) {
       Member member;
-      member.host = host_of(transport, static_cast<int>(peer));
+      member.host = kind.host_of(static_cast<int>(peer));
       // As between processes, each side has its own descriptor of the same eventfd.
       member.doorbell =
           by_file ? std::make_shared<Doorbell>(duplicate(doorbells[peer]->fd())) : doorbells[peer];
-      const bool together = member.host == host_of(transport, static_cast<int>(rank));
+      const bool together = member.host == kind.host_of(static_cast<int>(rank));
       if (plainly && together) member.segment = segments[peer];
       if (by_file && together) member.segment_file = duplicate(files[peer].get());
       config.members.push_back(std::move(member));
@@ -138,8 +168,8 @@ std::vector<EngineConfig> make_configs(Transport transport, int ranks, const Eng
       StreamPair pair = connect();
       configs[a].members[b].stream = std::move(pair.first);
       configs[b].members[a].stream = std::move(pair.second);
-      for (int lane = 1; lane < lanes && !together; ++lane) {
-        StreamPair further = connect();
+      for (int lane = kind.beside != nullptr ? 0 : 1; lane < lanes && !together; ++lane) {
+        StreamPair further = kind.beside != nullptr ? kind.beside() : connect();
         configs[a].members[b].lanes.push_back(std::move(further.first));
         configs[b].members[a].lanes.push_back(std::move(further.second));
       }

@@ -1,4 +1,6 @@
 // A job in one process, over any transport. Ranks are threads, each with its own engine.
+//
+// A new transport is an enumerator, a row of kKinds in cluster.cc, and an element of kTransports.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +24,7 @@ enum class Transport {
   kTcp,          // TCP sockets over loopback, as between hosts
   kMixed,        // even and odd ranks on two hosts; TCP between hosts, Unix sockets within a host
   kInprocHosts,  // the same two hosts; in-memory streams, and ordinary memory within a host
+  kPolled,       // TCP for control messages; data over in-memory streams that are polled
   // With kShm and kMixed, each rank has its own mapping of the segments. ThreadSanitizer does not
   // know that two mappings are the same memory, so it misses an order that exists only through
   // flags there. CUDA IPC orders streams in that way. Tests in which ranks of a host may use CUDA
@@ -32,7 +35,7 @@ inline constexpr Transport kTransports[] = {Transport::kInproc, Transport::kThre
 std::string transport_name(Transport transport);
 
 // The connected configurations of all ranks, for tests that start engines themselves. `lanes`: the
-// number of connections between two ranks on different hosts.
+// number of streams that carry the data between two ranks on different hosts.
 std::vector<EngineConfig> make_configs(Transport transport, int ranks, const EngineOptions& options,
                                        int lanes = 1);
 

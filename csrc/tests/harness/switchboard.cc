@@ -20,6 +20,8 @@ Switchboard::Switchboard(std::vector<EngineConfig>& configs, const Connected& co
     Streams taken;
     taken.push_back(std::exchange(member.stream, std::make_unique<AbsentStream>()));
     for (auto& lane : member.lanes) {
+      // What needs no connection exists from the start.
+      if (lane->traits().carries == Stream::Carries::kDataOnly) continue;
       taken.push_back(std::exchange(lane, std::make_unique<AbsentStream>()));
     }
     return taken;

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "harness/cluster.h"
+#include "harness/forwarding_stream.h"
 #include "harness/libcrypto.h"
 #include "transport/inproc/pipe.h"
 #include "transport/link.h"
@@ -297,7 +298,9 @@ TEST_CASE("a link reads all that its encrypted stream has taken from the descrip
   Link a(1, encrypt(std::move(one), 1, 2), [](int, const Bytes&) {});
   auto stream = encrypt(std::move(two), 2, 1);
   EncryptedStream& incoming = *stream;
-  Link b(0, std::move(stream), [&](int, const Bytes&) { ++received; });
+  // What tests put around a stream forwards has_more(), too.
+  auto around = std::make_unique<testing::ForwardingStream>(std::move(stream));
+  Link b(0, std::move(around), [&](int, const Bytes&) { ++received; });
   // More frames than reads per call, all of which arrive in one piece.
   for (int i = 0; i < 200; ++i) a.send_control(Bytes(100));
   while (a.pump_write()) {
@@ -310,12 +313,12 @@ TEST_CASE("a link reads all that its encrypted stream has taken from the descrip
 namespace {
 
 // Changes one byte of what passes.
-class Flipping final : public Stream {
+class Flipping final : public testing::ForwardingStream {
  public:
-  Flipping(std::unique_ptr<Stream> stream, std::size_t at) : stream_(std::move(stream)), at_(at) {}
-  std::size_t write(const iovec* parts, int count) override { return stream_->write(parts, count); }
+  Flipping(std::unique_ptr<Stream> stream, std::size_t at)
+      : ForwardingStream(std::move(stream)), at_(at) {}
   std::ptrdiff_t read(void* data, std::size_t bytes) override {
-    const std::ptrdiff_t got = stream_->read(data, bytes);
+    const std::ptrdiff_t got = ForwardingStream::read(data, bytes);
     if (got <= 0) return got;
     const auto count = static_cast<std::size_t>(got);
     if (at_ < count) static_cast<std::byte*>(data)[at_] ^= std::byte{1};
@@ -323,11 +326,8 @@ class Flipping final : public Stream {
     if (at_ == 0) at_ = std::numeric_limits<std::size_t>::max();
     return got;
   }
-  void close_write() override { stream_->close_write(); }
-  Traits traits() const override { return stream_->traits(); }
 
  private:
-  std::unique_ptr<Stream> stream_;
   std::size_t at_;
 };
 

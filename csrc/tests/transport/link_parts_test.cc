@@ -70,6 +70,7 @@ std::string payloads(const std::vector<Frame>& frames) {
 FrameHeader header_of(const Channel& channel, std::size_t bytes) {
   FrameHeader header;
   header.kind = FrameHeader::kData;
+  header.traffic = channel.traffic;
   header.set = channel.set;
   header.epoch = channel.epoch;
   header.batch = channel.batch;
@@ -139,7 +140,7 @@ TEST_CASE("control messages overtake data frames that have not begun to leave") 
 TEST_CASE("the batches of a set that the peer holds stay in the queue, its transfers do not") {
   const Bytes held = bytes_of("held"), later = bytes_of("later"), free = bytes_of("free");
   const Channel other{.set = 2, .epoch = 0, .batch = 1, .check = 1};
-  const Channel transfer{.set = 1, .epoch = Channel::kUpwards, .batch = 1, .check = 1};
+  const Channel transfer{.set = 1, .batch = 1, .check = 1, .traffic = Channel::Traffic::kUpwards};
   FrameQueue queue;
   const auto ticket = queue.add_data(kPartsChannel, held.data(), held.size());
   queue.hold(1);
@@ -265,7 +266,7 @@ TEST_CASE("the peer is asked to hold a set whose backlog exceeds the limit, and 
   const std::string frame(400, 'x');
   arrive(matcher, kPartsChannel, frame);
   CHECK(!matcher.has_notices());
-  const Channel transfer{.set = 1, .epoch = Channel::kDownwards, .batch = 1, .check = 1};
+  const Channel transfer{.set = 1, .batch = 1, .check = 1, .traffic = Channel::Traffic::kDownwards};
   for (int i = 0; i < 5; ++i) arrive(matcher, transfer, frame);  // not limited
   CHECK(!matcher.has_notices());
   arrive(matcher, kPartsChannel, frame);

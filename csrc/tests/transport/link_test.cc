@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <deque>
 #include <numeric>
 #include <random>
+#include <set>
 #include <system_error>
 
 #include "harness/cluster.h"
@@ -323,7 +325,7 @@ TEST_CASE("data without a posted receive is bounded, and does not delay other fr
   const Channel late{3, 0, 8, 77};
   const Channel later{3, 0, 9, 78};
   const Channel other{4, 0, 8, 79};
-  const Channel transfer{3, Channel::kUpwards, 1, 1};
+  const Channel transfer{3, 0, 1, 1, Channel::Traffic::kUpwards};
   std::vector<Bytes> sent;
   std::uint64_t ticket = 0;
   // The pipe is small, so that the sender hears of the receiver before it has written everything.
@@ -426,6 +428,23 @@ TEST_CASE("the frame of a posted receive arrives although its process set was he
   CHECK(pair.b->backlog() < 400 * (kFrame + 200) + 1'000'000);
 }
 
+namespace {
+
+// Whether a link to which a peer sends these headers, without payloads, fails.
+bool is_malformed(const std::vector<FrameHeader>& headers) {
+  auto bell = std::make_shared<Doorbell>();
+  auto [stream, peer] = make_inproc_pipe(bell, bell);
+  Link link(1, std::move(stream), [](int, const Bytes&) {});
+  for (FrameHeader header : headers) {
+    iovec part{&header, sizeof header};
+    REQUIRE(peer->write(&part, 1) == sizeof header);
+  }
+  link.pump_read();
+  return link.failure() && link.failure()->find("malformed") != std::string::npos;
+}
+
+}  // namespace
+
 TEST_CASE("a peer that asks to hold twice, or to resume what is not held, breaks the protocol") {
   FrameHeader hold;
   hold.kind = FrameHeader::kHold;
@@ -436,22 +455,51 @@ TEST_CASE("a peer that asks to hold twice, or to resume what is not held, breaks
   other.set = 4;
   FrameHeader large = hold;
   large.bytes = 1;
-  const auto is_refused = [](const std::vector<FrameHeader>& headers) {
-    auto bell = std::make_shared<Doorbell>();
-    auto [stream, peer] = make_inproc_pipe(bell, bell);
-    Link link(1, std::move(stream), [](int, const Bytes&) {});
-    for (FrameHeader header : headers) {
-      iovec part{&header, sizeof header};
-      REQUIRE(peer->write(&part, 1) == sizeof header);
-    }
-    link.pump_read();
-    return link.failure() && link.failure()->find("malformed") != std::string::npos;
-  };
-  CHECK(!is_refused({hold, other, resume, hold, resume}));
-  CHECK(is_refused({resume}));
-  CHECK(is_refused({hold, hold}));
-  CHECK(is_refused({hold, resume, resume}));
-  CHECK(is_refused({large}));
+  FrameHeader in_traffic = hold;
+  in_traffic.traffic = Channel::Traffic::kUpwards;
+  CHECK(!is_malformed({hold, other, resume, hold, resume}));
+  CHECK(is_malformed({resume}));
+  CHECK(is_malformed({hold, hold}));
+  CHECK(is_malformed({hold, resume, resume}));
+  CHECK(is_malformed({large}));
+  CHECK(is_malformed({in_traffic}));
+}
+
+TEST_CASE("sends in either direction and batches with the same numbers are told apart") {
+  using Traffic = Channel::Traffic;
+  Pair pair;
+  std::vector<Bytes> sent, received;
+  std::deque<Link::Receive> receives;
+  for (const Traffic traffic : {Traffic::kBatches, Traffic::kUpwards, Traffic::kDownwards}) {
+    sent.push_back(pattern(5000, static_cast<int>(traffic)));
+    received.emplace_back(5000);
+  }
+  const auto channel_of = [](int i) { return Channel{3, 0, 8, 77, static_cast<Traffic>(i)}; };
+  for (const int i : {2, 0, 1}) pair.a->send(channel_of(i), sent[i].data(), sent[i].size());
+  for (const int i : {0, 1})
+    receives.emplace_back(*pair.b, channel_of(i), received[i].data(), 5000);
+  pair.pump();
+  receives.emplace_back(*pair.b, channel_of(2), received[2].data(), 5000);
+  for (auto& receive : receives) CHECK(receive.ready());
+  CHECK(received == sent);
+  // Each is progress of its own.
+  std::set<Link::Flow> flows;
+  CHECK(pair.b->take_flows(flows));
+  for (const int i : {0, 1, 2}) CHECK(flows.contains(Link::flow_of(channel_of(i))));
+  CHECK(flows.size() == 3);
+}
+
+TEST_CASE("a frame of unknown traffic, or of a send in a plan, is malformed") {
+  FrameHeader send;
+  send.kind = FrameHeader::kData;
+  send.traffic = Channel::Traffic::kDownwards;
+  FrameHeader unknown = send;
+  unknown.traffic = static_cast<Channel::Traffic>(3);
+  FrameHeader in_plan = send;
+  in_plan.epoch = 1;
+  CHECK(!is_malformed({send}));
+  CHECK(is_malformed({unknown}));
+  CHECK(is_malformed({in_plan}));
 }
 
 TEST_CASE("a peer may ask to resume after this side can write no more") {

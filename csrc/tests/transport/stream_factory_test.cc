@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "harness/fake_mpi.h"
 #include "harness/libcrypto.h"
+#include "transport/mpi/mpi_stream.h"
 
 using namespace horoplug;
 using namespace horoplug::testing;
@@ -19,6 +20,11 @@ using namespace horoplug::testing;
 namespace {
 
 using WakeUp = Stream::WakeUp;
+using DataStream = StreamFactory::DataStream;
+
+std::unique_ptr<Stream> over_mpi(int rank) {
+  return std::make_unique<MpiStream>(std::make_shared<NoMpi>(), rank);
+}
 
 // One end of each; the other ends are closed.
 std::vector<Fd> sockets(std::size_t count) {
@@ -43,14 +49,13 @@ std::vector<WakeUp> wake_ups(const StreamFactory::Streams& streams) {
 
 TEST_CASE("MPI carries data to ranks of other hosts, beside the connections") {
   const StreamFactory factory;
-  const std::shared_ptr<Mpi> mpi = std::make_shared<NoMpi>();
-  const auto streams = [&](bool on_other_host, const std::shared_ptr<Mpi>& carrier) {
-    return factory.make_all({1, on_other_host, nullptr}, sockets(2), 0, carrier);
+  const auto streams = [&](bool on_other_host, const std::vector<DataStream>& beside) {
+    return factory.make_all({1, on_other_host, nullptr}, sockets(2), 0, beside);
   };
   const std::vector connections{WakeUp::kDescriptor, WakeUp::kDescriptor};
-  CHECK(wake_ups(streams(true, nullptr)) == connections);
-  CHECK(wake_ups(streams(false, mpi)) == connections);
-  const auto remote = streams(true, mpi);
+  CHECK(wake_ups(streams(true, {})) == connections);
+  CHECK(wake_ups(streams(false, {over_mpi})) == connections);
+  const auto remote = streams(true, {over_mpi});
   CHECK(wake_ups(remote) ==
         std::vector{WakeUp::kDescriptor, WakeUp::kDescriptor, WakeUp::kPolling});
   CHECK(remote.front()->traits().carries == Stream::Carries::kEverything);
@@ -60,9 +65,10 @@ TEST_CASE("MPI carries data to ranks of other hosts, beside the connections") {
 TEST_CASE("streams that are connected on demand are absent at the start") {
   const StreamFactory factory;
   const StreamFactory::Peer peer{1, true, nullptr};
-  CHECK(wake_ups(factory.make_all(peer, {}, 2, nullptr)) == std::vector(2, WakeUp::kAbsent));
-  CHECK(wake_ups(factory.make_all(peer, sockets(1), 2, nullptr)) ==
-        std::vector{WakeUp::kDescriptor});
+  CHECK(wake_ups(factory.make_all(peer, {}, 2, {})) == std::vector(2, WakeUp::kAbsent));
+  CHECK(wake_ups(factory.make_all(peer, sockets(1), 2, {})) == std::vector{WakeUp::kDescriptor});
+  CHECK(wake_ups(factory.make_all(peer, {}, 2, {over_mpi})) ==
+        std::vector{WakeUp::kAbsent, WakeUp::kAbsent, WakeUp::kPolling});
 }
 
 TEST_CASE("in a job that encrypts, every connection to another host needs keys") {
@@ -81,4 +87,16 @@ TEST_CASE("in a job that encrypts, every connection to another host needs keys")
   CHECK(refusal({3, true, nullptr}) == "no keys for rank 3");
   CHECK(refusal({3, false, nullptr}).empty());
   CHECK(refusal({3, true, keys.data()}).empty());
+}
+
+TEST_CASE("in a job that encrypts, only connections carry data between hosts") {
+  StreamFactory factory;
+  const std::array<std::uint8_t, 2 * HP_KEY_BYTES> keys{};
+  factory.encrypt_with(libcrypto());
+  const auto make = [&](bool on_other_host) {
+    return factory.make_all({3, on_other_host, on_other_host ? keys.data() : nullptr}, sockets(1),
+                            0, {over_mpi});
+  };
+  CHECK(make(false).size() == 1);
+  CHECK_THROWS_WITH_AS(make(true), "MPI does not encrypt what it carries between hosts", Error);
 }

@@ -32,7 +32,7 @@ class MpiStream final : public Stream {
   std::ptrdiff_t read(void* data, std::size_t bytes) override;
   // The end of a rank is detected on its other connections, which close.
   void close_write() override {}
-  Traits traits() const override { return {WakeUp::kPolling, -1, Carries::kDataOnly}; }
+  Traits traits() const override { return {WakeUp::kPolling, -1, Carries::kDataOnly, "MPI"}; }
   bool pending() const override { return !sending_.empty(); }
   void close() override;
 
