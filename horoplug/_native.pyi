@@ -124,8 +124,8 @@ class DirectCalls:
         """The engine that runs now. None: every call goes through Python."""
 
 class DirectFunction:
-    """A public function on one tensor: in the usual case (csrc/bindings/python/direct_call.cc) it performs or starts the
-    operation itself, otherwise it calls ``python`` with the same arguments."""
+    """A public function on one tensor: in the usual case (csrc/bindings/python/direct_call.cc) it performs or starts
+    the operation itself, otherwise it calls ``python`` with the same arguments."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class DirectFunction:
         """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
         protocol. ``empty_like`` makes the output; None: the tensor is overwritten. ``unfinished(engine, handle, tensor,
         output, name)`` waits for an operation that takes long, and ``failed(error)`` raises an exception. ``prefix``
-        begins the names of the operations. ``reductions``: the bits of those of usual calls. ``blocks``: whether it waits
-        for the operation; otherwise it returns a handle."""
+        begins the names of the operations. ``reductions``: the bits of those of usual calls. ``blocks``: whether it
+        waits for the operation; otherwise it returns a handle."""
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
 

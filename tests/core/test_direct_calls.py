@@ -99,8 +99,9 @@ def check_started_operations():
         failure = functools.partial(hvd.synchronize, handle)
         refused(hvd.HorovodInternalError, "'allreduce.differs': mismatched shape", failure)
         assert hvd.synchronize(handle) is None
-    # One that is in flight at the end of the job is known to belong to it.
+    # One that was not waited for at the end of the job is known to belong to it.
     handle = STARTED(x, op=hvd.Sum, name="last")
+    hvd.barrier()
     hvd.shutdown()
     assert STARTED(x) == "in Python"
     hvd.init()

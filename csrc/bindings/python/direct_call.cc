@@ -225,7 +225,8 @@ PyObject* start(const UsualCall& call) {
   hp_handle handle = 0;
   const hp_status status = hp_submit(shared.engine()->get(), &call.submission, &handle);
   if (status != HP_OK) return fail(call, status);
-  PyObject* const number = track_operation(shared, {self.calls, self.failed, call.output}, handle);
+  PyObject* const number =
+      track_operation(shared, {self.calls, self.failed, call.tensor, call.output}, handle);
   if (number != nullptr && call.options.name != nullptr) {
     shared.submitted(key_of(call.options).ptr());
   }

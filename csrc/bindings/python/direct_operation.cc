@@ -14,6 +14,7 @@ namespace {
 struct DirectOperation {
   PyObject_HEAD PyObject* calls;  // keeps `shared`
   PyObject* engine;               // keeps `running`
+  PyObject* input;                // which the core reads
   PyObject* output;
   PyObject* failed;  // (error): raises the exception
   PyObject* number;  // the handle of the user
@@ -22,8 +23,8 @@ struct DirectOperation {
   hp_handle handle;
 
   static constexpr auto references() {
-    return std::array{&DirectOperation::calls, &DirectOperation::engine, &DirectOperation::output,
-                      &DirectOperation::failed, &DirectOperation::number};
+    return std::array{&DirectOperation::calls,  &DirectOperation::engine, &DirectOperation::input,
+                      &DirectOperation::output, &DirectOperation::failed, &DirectOperation::number};
   }
 };
 
@@ -91,6 +92,7 @@ PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, h
   DirectOperation& self = self_of<DirectOperation>(made);
   self.calls = Py_NewRef(start.calls);
   self.engine = Py_NewRef(shared.engine_object().ptr());
+  self.input = Py_NewRef(start.input);
   self.output = Py_NewRef(start.output);
   self.failed = Py_NewRef(start.failed);
   self.shared = &shared;

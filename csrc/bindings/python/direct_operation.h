@@ -12,6 +12,7 @@ namespace horoplug::python {
 struct DirectStart {
   PyObject* calls;  // DirectCalls
   PyObject* failed;
+  PyObject* input;
   PyObject* output;
 };
 
