@@ -22,7 +22,7 @@ export CCACHE_DIR ?= $(CURDIR)/.cache/ccache
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: help demo build stubs kernels test test-all test-without-direct-calls test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
+.PHONY: help demo build stubs kernels test test-all test-without-direct-calls test-c10d test-upstream-examples environments other-environments soak test-matrix test-torch compat-matrix test-image test-gpu gpu-python cpp lint lint-types tidy tidy-changed compile-commands format bench bench-compare bench-gpu bench-report mpi torchft wheel wheels check-wheels test-wheels test-free-threaded release-check docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,6 +48,8 @@ help:
 	@echo "make tidy    clang-tidy on all files (slow); make tidy-changed: on the files that a change affects"
 	@echo "make bench-gpu  measure on a GPU; results go to docs/gpu-results.md"
 	@echo "make bench   compare with gloo for a few minutes; make bench-report: run all benchmarks, write docs/benchmarks.md"
+	@echo "make bench-compare BASE=commit   benchmarks with the package of another commit and of this checkout by turns; fails if"
+	@echo "             a row has become slower. ROUNDS=7; ONLY=\"allreduce gradients\": these of the benchmarks"
 	@echo "make wheels  wheels for other machines, x86-64 and aarch64, into dist/wheels; make check-wheels: and check them"
 	@echo "make test-wheels   installs them, and runs tests with the libraries of an old Debian and for aarch64 under an emulator"
 	@echo "make release-check   all that a release needs but the upload (docs/releasing.md)"
@@ -177,6 +179,13 @@ kernels:
 
 bench: build cpp-release .venv/.test $(OPTIONAL)/.installed
 	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python benchmarks/suite.py short --report build/bench/report.md
+
+# BASE: a commit, which is built in build/compare, or the folder of a checkout that is built.
+BASE ?=
+ROUNDS ?= 7
+bench-compare: build
+	@[ -n "$(BASE)" ] || { echo "BASE=commit: give the commit that this checkout is compared with"; exit 1; }
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)" python benchmarks/compare.py "$(BASE)" --rounds $(ROUNDS) --only "$(ONLY)"
 
 # If the PyTorch of the machine's python3 finds a GPU, test-gpu and bench-gpu use that Python with its CUDA, PyTorch and CuPy,
 # and download nothing. GPU_PYTHON=/path selects another Python. Both write docs/gpu-results.md.

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
+from harness.by_turns import Ratios, order
 from harness.job import LAUNCH, command_line, options_of
 from harness.record import Column, Plot, Record
 
@@ -83,20 +83,18 @@ def main() -> int:
     mine: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     for number in range(args.rounds):
-        turns = [(sys.executable, mine), (args.other, theirs)]
-        for python, found in turns if number % 2 else turns[::-1]:
+        for python, found in order(number, (args.other, theirs), (sys.executable, mine)):
             found.append(measure(python))
     for key in mine[0]:
-        ratios = [b[key] / a[key] for a, b in zip(mine, theirs, strict=True)]
-        low, ratio, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+        ratios = Ratios.of([b[key] / a[key] for a, b in zip(mine, theirs, strict=True)])
         dtype, size = key.split()
         record.row(
             dtype=dtype,
             size=int(size),
             time=statistics.median(one[key] for one in mine) * 1e6,
             other=statistics.median(one[key] for one in theirs) * 1e6,
-            ratio=float(ratio),
-            spread=float(high - low),
+            ratio=ratios.median,
+            spread=ratios.spread,
         )
     return record.end(args.json)
 

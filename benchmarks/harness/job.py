@@ -13,6 +13,8 @@ from typing import Any
 from harness import mpi
 from harness.peers import PEERS, Horoplug, Peer
 
+BUILD = "BENCH_BUILD"
+"""An environment variable: the folder of the checkout whose package is measured, for jobs that compare two."""
 LAUNCH = "import sys; from horoplug.runner.launch import main; sys.exit(main())"
 
 
@@ -65,6 +67,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 @contextmanager
 def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horoplug, list[Peer]]]:
     """Horoplug, initialised, and the requested peers if ``peers`` is set."""
+    check_build()
     own = Horoplug()
     wanted = getattr(args, "peer", []) if peers else []
     opened = [open_peer(name, own.hvd) for name in wanted]
@@ -72,6 +75,15 @@ def job(args: argparse.Namespace, *, peers: bool = True) -> Iterator[tuple[Horop
     for peer in opened:
         peer.close()
     own.hvd.shutdown()
+
+
+def check_build() -> None:
+    """Raise ImportError if the variable ``BUILD`` names another checkout than that of the imported horoplug."""
+    import horoplug
+
+    expected, found = os.environ.get(BUILD), Path(str(horoplug.__file__)).resolve().parent.parent
+    if expected and Path(expected).resolve() != found:
+        raise ImportError(f"horoplug was imported from {found} instead of {expected}")
 
 
 def open_peer(name: str, hvd: Any) -> Peer:

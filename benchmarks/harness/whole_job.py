@@ -8,7 +8,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import IO, NamedTuple
 
 
 class Cost(NamedTuple):
@@ -16,13 +17,32 @@ class Cost(NamedTuple):
     processor: float  # seconds, of all processes together
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> Cost:
-    """Run a job. ``limit``: in seconds. Errors: RuntimeError if the job fails or takes longer."""
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    limit: float,
+    folder: Path | None = None,
+    output: IO[bytes] | None = None,
+) -> Cost:
+    """Run a job. ``limit``: in seconds; ``folder``: its working directory, if not this one's; ``output``: what its
+    standard output and error go to. Errors: RuntimeError if the job fails or takes longer."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        ["timeout", str(limit), *command], env=environment, stdin=subprocess.DEVNULL
+        ["timeout", str(limit), *command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output and subprocess.STDOUT,
     )
-    _, status, used = os.wait4(process.pid, 0)  # with its descendants, for which it has waited
+    try:
+        # The time is that of its descendants, too, for which it has waited.
+        _, status, used = os.wait4(process.pid, 0)
+    except BaseException:
+        # Ctrl-C does not reach the job: timeout puts it into another process group, and passes SIGTERM on.
+        process.terminate()
+        process.wait()
+        raise
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} has failed with status {process.returncode}")

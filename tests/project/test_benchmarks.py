@@ -312,6 +312,23 @@ def test_tiny_form_of_every_benchmark(measured, name):
         assert [row["ranks"] for row in rows] == [2, 16, 128, 1024, 8192, 65536]
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
+def test_comparison_of_the_checkout_with_itself(tmp_path):
+    """Two rounds of jobs, of which a second command repeats none."""
+    table = tmp_path / "table.json"
+    options = ["--tiny", "--only", "allreduce", "--rounds", 2, "--out", tmp_path, "--json", table]
+    for _ in range(2):
+        text = run("compare", ROOT, *options)
+        found = record(table)
+        assert [row["row"] for row in found["rows"]] == ["4", "64"]
+        for row in found["rows"]:
+            assert (row["benchmark"], row["figure"], row["pairs"]) == ("allreduce", "time µs", 2)
+            assert row["base"] > 0
+            assert row["new"] > 0
+    assert "# pairs of jobs that had been measured before: 2" in text
+    assert len(list(tmp_path.glob("results/*/allreduce-*.json"))) == 2
+
+
 def test_suites_name_their_parts_once_and_options_that_exist():
     for parts in suite.SUITES.values():
         assert len({part.name for part in parts}) == len(parts)
