@@ -5,7 +5,7 @@
 namespace horoplug {
 namespace {
 
-std::string gave_up(const Limit& limit) { return "; giving up (" + limit.set_by + ")"; }
+std::string gave_up(const Limit& limit) { return "; giving up (" + limit.set_by() + ")"; }
 
 // The clock may have been read before.
 template <typename Time>

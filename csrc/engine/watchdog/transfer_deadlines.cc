@@ -8,7 +8,7 @@
 namespace horoplug {
 
 std::string TransferDeadlines::limit_is_set_by() const {
-  return " (" + progress_limit(config_.options).set_by + ")";
+  return " (" + progress_limit(config_.options).set_by() + ")";
 }
 
 void TransferDeadlines::check_transfers(RunningTime now) {
