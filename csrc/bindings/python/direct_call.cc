@@ -143,10 +143,16 @@ py::object key_of(const Options& options) {
 }
 
 struct UsualCall {
-  UsualCall(const DirectFunction& of, PyObject* given) : self(of), tensor(given) {}
+  UsualCall(const DirectFunction& of, PyObject* given)
+      : self(of),
+        tensor(given),
+        engine(*of.shared->engine()),
+        engine_object(Py_NewRef(of.shared->engine_object().ptr())) {}
 
   const DirectFunction& self;
   PyObject* tensor;
+  Engine& engine;
+  PyObject* engine_object;  // another thread may end the job meanwhile
   PyObject* output = nullptr;
   Options options;
   TensorView input, made;
@@ -193,6 +199,7 @@ void close(UsualCall& call) {
   close(call.input);
   close(call.made);
   Py_XDECREF(call.output);
+  Py_DECREF(call.engine_object);
 }
 
 PyObject* fail(const UsualCall& call, hp_status status) {
@@ -202,19 +209,16 @@ PyObject* fail(const UsualCall& call, hp_status status) {
 
 // The result of a blocking call; on a failure, the exception.
 PyObject* perform(const UsualCall& call) {
-  const DirectFunction& self = call.self;
-  const DirectCalls& shared = *self.shared;
-  Engine& engine = *shared.engine();
   hp_handle handle = 0;
-  const hp_status status = engine.perform(call.submission, handle);
+  const hp_status status = call.engine.perform(call.submission, handle);
   if (status == HP_IN_PROGRESS) {
-    return PyObject_CallFunction(self.unfinished, "OKOOz", shared.engine_object().ptr(),
+    return PyObject_CallFunction(call.self.unfinished, "OKOOz", call.engine_object,
                                  static_cast<unsigned long long>(handle), call.tensor, call.output,
                                  call.options.name);
   }
   PyObject* const result = status == HP_OK ? Py_NewRef(call.output) : fail(call, status);
-  if (handle != 0) hp_release(engine.get(), handle);
-  if (status == HP_OK) shared.waited();
+  if (handle != 0) hp_release(call.engine.get(), handle);
+  if (status == HP_OK) call.self.shared->waited();
   return result;
 }
 
@@ -223,10 +227,10 @@ PyObject* start(const UsualCall& call) {
   const DirectFunction& self = call.self;
   const DirectCalls& shared = *self.shared;
   hp_handle handle = 0;
-  const hp_status status = hp_submit(shared.engine()->get(), &call.submission, &handle);
+  const hp_status status = hp_submit(call.engine.get(), &call.submission, &handle);
   if (status != HP_OK) return fail(call, status);
-  PyObject* const number =
-      track_operation(shared, {self.calls, self.failed, call.tensor, call.output}, handle);
+  PyObject* const number = track_operation(
+      shared, {self.calls, call.engine_object, self.failed, call.tensor, call.output}, handle);
   if (number != nullptr && call.options.name != nullptr) {
     shared.submitted(key_of(call.options).ptr());
   }
@@ -239,13 +243,13 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
   if (PyVectorcall_NARGS(count) == 1 && self.shared->engine() != nullptr) {
     UsualCall usual(self, values[0]);
     PyObject* result = nullptr;
-    const bool is_usual = open(usual, values, keywords);
-    if (is_usual) {
-      try {
-        result = self.blocks != 0 ? perform(usual) : start(usual);
-      } catch (py::error_already_set& error) {
-        error.restore();
-      }
+    bool is_usual = false;
+    try {
+      is_usual = open(usual, values, keywords);
+      if (is_usual) result = self.blocks != 0 ? perform(usual) : start(usual);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      is_usual = true;
     }
     close(usual);
     if (is_usual) return result;

@@ -91,12 +91,12 @@ PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, h
   if (made == nullptr) return nullptr;
   DirectOperation& self = self_of<DirectOperation>(made);
   self.calls = Py_NewRef(start.calls);
-  self.engine = Py_NewRef(shared.engine_object().ptr());
+  self.engine = Py_NewRef(start.engine);
   self.input = Py_NewRef(start.input);
   self.output = Py_NewRef(start.output);
   self.failed = Py_NewRef(start.failed);
   self.shared = &shared;
-  self.running = shared.engine();
+  self.running = &py::handle(start.engine).cast<Engine&>();
   self.handle = handle;
   PyObject* const number = shared.track(made);
   self.number = Py_XNewRef(number);

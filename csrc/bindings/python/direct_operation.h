@@ -10,7 +10,8 @@ namespace horoplug::python {
 
 // What an operation has of the function that has started it.
 struct DirectStart {
-  PyObject* calls;  // DirectCalls
+  PyObject* calls;   // DirectCalls
+  PyObject* engine;  // Engine
   PyObject* failed;
   PyObject* input;
   PyObject* output;
