@@ -134,7 +134,6 @@ class DirectFunction:
         tensor_type: type,
         exchange: Any,
         empty_like: Callable[[Any], Any] | None,
-        unfinished: Callable[[Engine, int, Any, Any, str | None], Any],
         failed: Callable[[Error], None],
         prefix: str,
         operation: int,
@@ -143,10 +142,9 @@ class DirectFunction:
         /,
     ) -> None:
         """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
-        protocol. ``empty_like`` makes the output; None: the tensor is overwritten. ``unfinished(engine, handle, tensor,
-        output, name)`` waits for an operation that takes long, and ``failed(error)`` raises an exception. ``prefix``
-        begins the names of the operations. ``reductions``: the bits of those of usual calls. ``blocks``: whether it
-        waits for the operation; otherwise it returns a handle."""
+        protocol. ``empty_like`` makes the output; None: the tensor is overwritten. ``failed(error)`` raises an
+        exception. ``prefix`` begins the names of the operations. ``reductions``: the bits of those of usual calls.
+        ``blocks``: whether it waits for the operation; otherwise it returns a handle."""
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
 

@@ -329,23 +329,12 @@ def direct(
     how = adapter.direct
     if how is None or spec is not BY_NAME["allreduce"]:
         return None
-
-    def unfinished(
-        engine: Engine, handle: int, tensor: Tensor, output: Tensor, name: str | None
-    ) -> Any:
-        operation = Operation(engine, adapter, spec, [tensor], [output], False)
-        operation.handle = handle
-        if name:
-            context.submitted(0, name)
-        return operation.wait()
-
     return DirectFunction(
         function,
         context.direct,
         how.tensor_type,
         how.exchange,
         None if in_place else how.empty_like,
-        unfinished,
         _fail,
         f"{spec.name}.",
         spec.code,

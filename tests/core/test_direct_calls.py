@@ -6,6 +6,7 @@ import inspect
 import os
 import pickle
 import random
+import signal
 import threading
 
 import numpy as np
@@ -18,7 +19,7 @@ from horoplug.common.opspec import BY_NAME
 from horoplug.common.reduce_ops import Adasum
 from horoplug.numpy.adapter import NumpyAdapter
 from tests.harness.checks.errors import refused
-from tests.harness.support import ranks_fixture, seed
+from tests.harness.support import once_this_thread_waits, ranks_fixture, seed
 
 pytest_plugins = ["tests.harness.jobs"]
 pytestmark = [
@@ -202,6 +203,28 @@ def check_late_rank():
 
 def test_call_goes_on_while_another_rank_is_late(ranks):
     ranks.run(check_late_rank)
+
+
+def check_interrupt():
+    if hvd.rank() == 0:
+        interrupt = os.kill, os.getpid(), signal.SIGINT
+        for function in (IN_PLACE, INTO_NEW):
+            with once_this_thread_waits(*interrupt), pytest.raises(KeyboardInterrupt):
+                function(np.ones(3), op=hvd.Sum, name=f"{function is IN_PLACE}")
+        kept = list(context.operations)
+        assert len(kept) == 2
+        hvd.allgather_object("go")
+        for handle in kept:
+            assert hvd.synchronize(handle).tolist() == [hvd.size()] * 3
+    else:
+        hvd.allgather_object("go")
+        for function in (IN_PLACE, INTO_NEW):
+            function(np.ones(3), op=hvd.Sum, name=f"{function is IN_PLACE}")
+
+
+def test_interrupted_call_keeps_its_tensors(ranks):
+    if ranks.size > 1:
+        ranks.run(check_interrupt)
 
 
 def check_child():

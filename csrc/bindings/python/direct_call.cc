@@ -72,7 +72,6 @@ struct DirectFunction {
   PyObject* tensor_type;  // of the tensors of usual calls
   PyObject* exchange;     // None: its tensors have the buffer protocol; else a capsule of DLPack
   PyObject* empty_like;   // makes the output; None: it is the tensor
-  PyObject* unfinished;   // (engine, handle, tensor, output, name): waits for the operation
   PyObject* failed;       // (error): raises the exception
   PyObject* prefix;       // of the names of operations, such as "allreduce."
   const DirectCalls* shared;
@@ -83,9 +82,8 @@ struct DirectFunction {
 
   static constexpr auto references() {
     using Self = DirectFunction;
-    return std::array{&Self::dict,        &Self::python,   &Self::calls,
-                      &Self::tensor_type, &Self::exchange, &Self::empty_like,
-                      &Self::unfinished,  &Self::failed,   &Self::prefix};
+    return std::array{&Self::dict,     &Self::python,     &Self::calls,  &Self::tensor_type,
+                      &Self::exchange, &Self::empty_like, &Self::failed, &Self::prefix};
   }
 };
 
@@ -137,11 +135,6 @@ bool take_options(const DirectFunction& self, PyObject* const* values, PyObject*
   return true;
 }
 
-// (process set, name): what horoplug.common.context knows of an operation in flight.
-py::object key_of(const Options& options) {
-  return py::reinterpret_steal<py::object>(Py_BuildValue("(is)", 0, options.name));
-}
-
 struct UsualCall {
   UsualCall(const DirectFunction& of, PyObject* given)
       : self(of),
@@ -165,7 +158,7 @@ bool open(UsualCall& call, PyObject* const* values, PyObject* keywords) {
   const DirectFunction& self = call.self;
   if (!take_options(self, values + 1, keywords, call.options)) return false;
   if (call.options.name != nullptr && self.shared->has_fresh() &&
-      self.shared->is_fresh(key_of(call.options).ptr())) {
+      self.shared->is_fresh(key_of(call.options.name).ptr())) {
     return false;
   }
   const bool in_place = self.empty_like == Py_None;
@@ -207,14 +200,22 @@ PyObject* fail(const UsualCall& call, hp_status status) {
   return PyObject_CallOneArg(call.self.failed, error.ptr());
 }
 
+// An operation that is in flight when the core returns: from now on its tensors are kept.
+PyObject* track(const UsualCall& call, hp_handle handle) {
+  const DirectFunction& self = call.self;
+  const DirectStart start{self.calls, call.engine_object, self.failed, call.tensor, call.output};
+  return track_operation(*self.shared, start, handle, call.options.name);
+}
+
 // The result of a blocking call; on a failure, the exception.
 PyObject* perform(const UsualCall& call) {
   hp_handle handle = 0;
   const hp_status status = call.engine.perform(call.submission, handle);
   if (status == HP_IN_PROGRESS) {
-    return PyObject_CallFunction(call.self.unfinished, "OKOOz", call.engine_object,
-                                 static_cast<unsigned long long>(handle), call.tensor, call.output,
-                                 call.options.name);
+    PyObject* const operation = track(call, handle);
+    PyObject* const result = operation == nullptr ? nullptr : wait_for(operation);
+    Py_XDECREF(operation);
+    return result;
   }
   PyObject* const result = status == HP_OK ? Py_NewRef(call.output) : fail(call, status);
   if (handle != 0) hp_release(call.engine.get(), handle);
@@ -224,16 +225,12 @@ PyObject* perform(const UsualCall& call) {
 
 // The handle of an operation that is started; on a failure, the exception.
 PyObject* start(const UsualCall& call) {
-  const DirectFunction& self = call.self;
-  const DirectCalls& shared = *self.shared;
   hp_handle handle = 0;
   const hp_status status = hp_submit(call.engine.get(), &call.submission, &handle);
   if (status != HP_OK) return fail(call, status);
-  PyObject* const number = track_operation(
-      shared, {self.calls, call.engine_object, self.failed, call.tensor, call.output}, handle);
-  if (number != nullptr && call.options.name != nullptr) {
-    shared.submitted(key_of(call.options).ptr());
-  }
+  PyObject* const operation = track(call, handle);
+  PyObject* const number = operation == nullptr ? nullptr : number_of(operation);
+  Py_XDECREF(operation);
   return number;
 }
 
@@ -262,12 +259,11 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
 // ---- what every type needs ----
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *python, *calls, *tensor_type, *exchange, *empty_like, *unfinished, *failed, *prefix;
+  PyObject *python, *calls, *tensor_type, *exchange, *empty_like, *failed, *prefix;
   int operation = 0, blocks = 0;
   unsigned int reductions = 0;
-  if (PyArg_ParseTuple(args, "OOO!OOOOUiIp", &python, &calls, &PyType_Type, &tensor_type, &exchange,
-                       &empty_like, &unfinished, &failed, &prefix, &operation, &reductions,
-                       &blocks) == 0) {
+  if (PyArg_ParseTuple(args, "OOO!OOOUiIp", &python, &calls, &PyType_Type, &tensor_type, &exchange,
+                       &empty_like, &failed, &prefix, &operation, &reductions, &blocks) == 0) {
     return nullptr;
   }
   const DlExchange* api = nullptr;
@@ -288,7 +284,6 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   self->tensor_type = Py_NewRef(tensor_type);
   self->exchange = Py_NewRef(exchange);
   self->empty_like = Py_NewRef(empty_like);
-  self->unfinished = Py_NewRef(unfinished);
   self->failed = Py_NewRef(failed);
   self->prefix = Py_NewRef(prefix);
   self->shared = &py::handle(calls).cast<const DirectCalls&>();

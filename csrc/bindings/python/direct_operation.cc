@@ -35,23 +35,7 @@ void forget(const DirectOperation& self) {
   if (self.shared->forget(self.number)) self.running->release(self.handle);
 }
 
-PyObject* wait(PyObject* object, PyObject*) {
-  const DirectOperation& self = self_of<DirectOperation>(object);
-  const py::object kept = py::reinterpret_borrow<py::object>(object);
-  try {
-    self.running->wait(self.handle, -1);
-    forget(self);
-    return Py_NewRef(self.output);
-  } catch (py::error_already_set& error) {
-    if (!is_core_error(error)) {  // such as an interrupt: the operation is still in flight
-      error.restore();
-      return nullptr;
-    }
-    const py::object value = error.value();
-    forget(self);
-    return PyObject_CallOneArg(self.failed, value.ptr());
-  }
-}
+PyObject* wait(PyObject* object, PyObject*) { return wait_for(object); }
 
 PyObject* done(PyObject* object, PyObject*) {
   const DirectOperation& self = self_of<DirectOperation>(object);
@@ -86,7 +70,30 @@ PyType_Spec operation_spec = {
 
 }  // namespace
 
-PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle) {
+PyObject* wait_for(PyObject* object) {
+  const DirectOperation& self = self_of<DirectOperation>(object);
+  const py::object kept = py::reinterpret_borrow<py::object>(object);
+  try {
+    self.running->wait(self.handle, -1);
+    forget(self);
+    return Py_NewRef(self.output);
+  } catch (py::error_already_set& error) {
+    if (!is_core_error(error)) {  // such as an interrupt: the operation is still in flight
+      error.restore();
+      return nullptr;
+    }
+    const py::object value = error.value();
+    forget(self);
+    return PyObject_CallOneArg(self.failed, value.ptr());
+  }
+}
+
+PyObject* number_of(PyObject* operation) {
+  return Py_NewRef(self_of<DirectOperation>(operation).number);
+}
+
+PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle,
+                          const char* name) {
   PyObject* const made = operation_type->tp_alloc(operation_type, 0);
   if (made == nullptr) return nullptr;
   DirectOperation& self = self_of<DirectOperation>(made);
@@ -98,10 +105,13 @@ PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, h
   self.shared = &shared;
   self.running = &py::handle(start.engine).cast<Engine&>();
   self.handle = handle;
-  PyObject* const number = shared.track(made);
-  self.number = Py_XNewRef(number);
-  Py_DECREF(made);
-  return number;
+  self.number = shared.track(made);
+  if (self.number == nullptr) {
+    Py_DECREF(made);
+    return nullptr;
+  }
+  if (name != nullptr) shared.submitted(key_of(name).ptr());
+  return made;
 }
 
 void add_direct_operation(py::module_& module) {

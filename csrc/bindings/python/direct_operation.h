@@ -17,9 +17,15 @@ struct DirectStart {
   PyObject* output;
 };
 
-// An object with the methods of horoplug.common.in_flight.Waitable, which is tracked. Returns the
-// handle of the user; nullptr with an exception.
-PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle);
+// An object with the methods of horoplug.common.in_flight.Waitable, which is tracked: its tensors
+// are kept until the program has waited for it. `name`: of the operation; nullptr: none. These
+// functions return nullptr with an exception.
+PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle,
+                          const char* name);
+// Waits for it and returns the output. After an interrupt it is still in flight.
+PyObject* wait_for(PyObject* operation);
+// The handle of the user.
+PyObject* number_of(PyObject* operation);
 
 // Adds the type to the module.
 void add_direct_operation(pybind11::module_& module);
