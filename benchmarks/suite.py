@@ -62,6 +62,7 @@ TINY = [
     Part("launch", "launch", "--rounds 1"),
     Part("commit", "commit", "--model 7x1KiB -n 5"),
     Part("loops", "loops", "-np 2 --tensors 8 --rounds 1 --blocks 1"),
+    Part("calls", "calls", "-np 1 --blocks 1 --repeats 40"),
     Part(
         "elastic",
         "elastic",
@@ -111,6 +112,8 @@ FULL = [
     Part("launch-4", "launch", "--ranks 4 --rounds 9"),
     Part("commit", "commit", "--model resnet50 --model bert-large -n 30"),
     Part("loops", "loops", "-np 2"),
+    Part("calls-1", "calls", "-np 1"),
+    Part("calls-2", "calls", "-np 2"),
     Part("elastic", "elastic", ""),
     Part("elastic-2", "elastic", "--ranks 2 --only step"),
     Part(

@@ -1,0 +1,137 @@
+"""Time of small operations called from Python, directly in C and through Python, by turns.
+
+    python benchmarks/calls.py -np 1
+
+Calls of one rank alone cost what Python and the engine cost; -np 2 adds what the ranks exchange. Kinds of calls:
+
+blocking   allreduce_ of 1 element
+started    allreduce_async_ of 1 element, and synchronize
+many       allreduce_async_ of 200 arrays of 1 KiB, and synchronize of each: time of one
+
+Both ways alternate in blocks, each of which starts horoplug anew (HOROPLUG_DIRECT_CALLS; docs/design/bindings.md).
+``direct`` and ``python`` are the medians over the blocks of the median call, on the slowest rank. ``ratio`` is the
+median of the ratios of neighbouring blocks, python to direct, and ``spread`` their interquartile range. ``calls``: the
+direct time in calls of an empty function of Python.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness.by_turns import Ratios
+from harness.job import command_line, job, options_of, parse
+from harness.record import Column, Plot, Record
+
+ABOUT = """Small operations called from Python, directly in C and through Python."""
+
+COLUMNS = {
+    "framework": Column("framework", width=9),
+    "call": Column("call", width=9),
+    "direct": Column("direct", "µs", ".2f"),
+    "python": Column("python", "µs", ".2f"),
+    "ratio": Column("ratio", "x", ".2f"),
+    "spread": Column("spread", "x", ".2f"),
+    "calls": Column("calls", "", ".0f"),
+    "wrong": Column("#wrong", width=6),
+}
+MANY = 200
+
+
+def frameworks() -> dict[str, tuple[Any, Callable[[int], Any]]]:
+    """For each framework its functions, and what makes a tensor of ones."""
+    import horoplug as of_numpy
+
+    found: dict[str, tuple[Any, Callable[[int], Any]]] = {
+        "NumPy": (of_numpy, lambda count: np.ones(count, np.float32))
+    }
+    try:
+        import torch
+
+        import horoplug.torch as of_torch
+    except ImportError:
+        return found
+    return found | {"PyTorch": (of_torch, torch.ones)}
+
+
+def calls(hvd: Any, make: Callable[[int], Any]) -> dict[str, tuple[Callable[[], None], int]]:
+    """Each kind of call, with its number of operations."""
+    one, several = make(1), [(make(256), f"calls.{i}") for i in range(MANY)]
+    low = hvd.Min  # leaves ones as they are
+
+    def blocking() -> None:
+        hvd.allreduce_(one, op=low, name="calls.one")
+
+    def started() -> None:
+        hvd.synchronize(hvd.allreduce_async_(one, op=low, name="calls.one"))
+
+    def many() -> None:
+        for handle in [hvd.allreduce_async_(x, op=low, name=name) for x, name in several]:
+            hvd.synchronize(handle)
+
+    return {"blocking": (blocking, 1), "started": (started, 1), "many": (many, MANY)}
+
+
+def microseconds(call: Callable[[], None], operations: int, repeats: int) -> float:
+    """Of one operation: the median."""
+    times = timeit.repeat(call, number=1, repeat=max(2, repeats // operations))
+    return statistics.median(times) / operations * 1e6
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("--blocks", type=int, default=11, help="blocks of each way [11]")
+    parser.add_argument("--repeats", type=int, default=4000, help="operations in a block [4000]")
+    args = parse(parser)
+    with job(args) as (own, _):
+        hvd = own.hvd
+        record = Record(
+            "calls",
+            f"small operations from Python, {hvd.size()} ranks",
+            ABOUT,
+            COLUMNS,
+            [Plot("bars", "call", "calls", "framework")],
+            ranks=hvd.size(),
+            options=options_of(args),
+            speaks=hvd.rank() == 0,
+        )
+        times: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for block in range(args.blocks):
+            for way in ("01", "10")[block % 2]:
+                hvd.shutdown()
+                os.environ["HOROPLUG_DIRECT_CALLS"] = way
+                hvd.init()
+                for framework, (functions, make) in frameworks().items():
+                    for name, (call, operations) in calls(functions, make).items():
+                        microseconds(call, operations, args.repeats // 4)  # until it is a plan
+                        mine = microseconds(call, operations, args.repeats)
+                        slowest = hvd.allreduce(np.array([mine]), op=hvd.Max, name="calls.time")
+                        found = times.setdefault((framework, name), {"0": [], "1": []})
+                        found[way].append(float(slowest[0]))
+        empty = min(timeit.repeat(lambda: None, number=10_000, repeat=5)) / 10_000 * 1e6
+        for (framework, name), found in times.items():
+            ratios = Ratios.of([a / b for a, b in zip(found["0"], found["1"], strict=True)])
+            direct = statistics.median(found["1"])
+            functions, make = frameworks()[framework]
+            x = make(3)
+            functions.allreduce_(x, op=functions.Sum, name="calls.checked")
+            record.row(
+                framework=framework,
+                call=name,
+                direct=direct,
+                python=statistics.median(found["0"]),
+                ratio=ratios.median,
+                spread=ratios.spread,
+                calls=direct / empty,
+                wrong=sum(value != hvd.size() for value in x.tolist()),
+            )
+    return record.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
