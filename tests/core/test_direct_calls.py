@@ -7,7 +7,7 @@ import os
 import pickle
 import random
 import signal
-import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from horoplug.common.opspec import BY_NAME
 from horoplug.common.reduce_ops import Adasum
 from horoplug.numpy.adapter import NumpyAdapter
 from tests.harness.checks.errors import refused
-from tests.harness.support import once_this_thread_waits, ranks_fixture, seed
+from tests.harness.support import once_this_thread_waits, ranks_fixture, seed, until
 
 pytest_plugins = ["tests.harness.jobs"]
 pytestmark = [
@@ -194,15 +194,25 @@ def test_failures_are_those_of_the_function_in_python(ranks):
     ranks.run(check_failures)
 
 
-def check_late_rank():
-    for function in (hvd.allreduce, hvd.allreduce_):
+def check_late_rank(folder):
+    for function in (IN_PLACE, INTO_NEW):
+        waits = folder / f"{function is IN_PLACE}"
+
+        def note(file=waits):
+            until(lambda: context.operations)  # the core has looked for signals, and waits again
+            file.touch()
+
         if hvd.rank() > 0:
-            threading.Event().wait(0.3)  # longer than the core waits before it looks for signals
-        assert function(np.ones(3), name="late", op=hvd.Sum).tolist() == [hvd.size()] * 3
+            until(waits.exists)
+        notes = once_this_thread_waits(note) if hvd.rank() == 0 < hvd.size() - 1 else nullcontext()
+        with notes:
+            result = function(np.ones(3), name="late", op=hvd.Sum)
+        assert result.tolist() == [hvd.size()] * 3
+        assert not context.operations
 
 
-def test_call_goes_on_while_another_rank_is_late(ranks):
-    ranks.run(check_late_rank)
+def test_call_goes_on_while_another_rank_is_late(ranks, tmp_path):
+    ranks.run(check_late_rank, tmp_path)
 
 
 def check_interrupt():

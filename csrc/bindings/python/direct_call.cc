@@ -54,6 +54,8 @@ bool DirectCalls::forget(PyObject* number) const {
 namespace {
 
 constexpr std::size_t kLongestName = 200;
+
+// Interned, as the names of keyword arguments in a program are.
 struct Names {
   PyObject* name = PyUnicode_InternFromString("name");
   PyObject* op = PyUnicode_InternFromString("op");
@@ -64,7 +66,8 @@ const Names* names = nullptr;
 // ---- the type ----
 
 struct DirectFunction {
-  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject head;
+  vectorcallfunc vectorcall;
   PyObject* dict;
   PyObject* weak_references;
   PyObject* python;       // the function that it stands for
@@ -217,10 +220,14 @@ PyObject* perform(const UsualCall& call) {
     Py_XDECREF(operation);
     return result;
   }
-  PyObject* const result = status == HP_OK ? Py_NewRef(call.output) : fail(call, status);
-  if (handle != 0) hp_release(call.engine.get(), handle);
-  if (status == HP_OK) call.self.shared->waited();
-  return result;
+  if (status != HP_OK) {
+    PyObject* const exception = fail(call, status);
+    if (handle != 0) hp_release(call.engine.get(), handle);
+    return exception;
+  }
+  hp_release(call.engine.get(), handle);
+  call.self.shared->waited();
+  return Py_NewRef(call.output);
 }
 
 // The handle of an operation that is started; on a failure, the exception.

@@ -12,9 +12,10 @@ namespace horoplug::python {
 namespace {
 
 struct DirectOperation {
-  PyObject_HEAD PyObject* calls;  // keeps `shared`
-  PyObject* engine;               // keeps `running`
-  PyObject* input;                // which the core reads
+  PyObject head;
+  PyObject* calls;   // keeps `shared`
+  PyObject* engine;  // keeps `running`
+  PyObject* input;   // which the core reads
   PyObject* output;
   PyObject* failed;  // (error): raises the exception
   PyObject* number;  // the handle of the user

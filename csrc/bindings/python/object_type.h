@@ -1,5 +1,5 @@
 // What every type in C needs whose objects refer to others. Such a type is a structure that begins
-// with PyObject_HEAD, with a function references(): an array of pointers to its members.
+// with a PyObject, with a function references(): an array of pointers to its members.
 #pragma once
 
 #include <pybind11/pybind11.h>
