@@ -143,8 +143,16 @@ def check_unusual_calls():
             call = functools.partial(function, x, name="waits")
             refused(ValueError, "allreduce.waits is still in flight", call)
         assert IN_PLACE(x, name="other") is x
+        # The program has waited for an operation since, so that the core alone knows.
+        context.check_name(0, "allreduce.waits")
         hvd.synchronize(handle)
         assert IN_PLACE(x, name="waits") is x
+    for waits in (hvd.synchronize, lambda handle: until(lambda: hvd.poll(handle))):
+        handle = STARTED(x, name="waits")
+        assert STARTED(x, name="waits") == "in Python"
+        waits(handle)
+        context.check_name(0, "allreduce.waits")
+        hvd.synchronize(handle)
 
 
 def test_all_other_calls_go_to_the_function_in_python(ranks):
