@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "collectives/collective.h"
 #include "collectives/cost_models.h"
@@ -129,6 +130,21 @@ constexpr auto kAlgorithms =
                          for_each_kind(kGpuCollectives, kGpuOtherWays),
                          for_each_kind(kRootedCollectives, kGpuWays), kGpuAllreduces)));
 
+using Rows = std::vector<const Algorithm*>;
+
+// The rows of a kind, in the order of the table: small operations are chosen for so often that
+// looking at all rows would be a large part of their time.
+const Rows& rows_of(OpKind kind, bool is_on_gpu) {
+  static const auto by_kind = [] {
+    std::array<std::array<Rows, 2>, kOpKindCount> rows;
+    for (const Algorithm& row : kAlgorithms) {
+      rows[static_cast<std::size_t>(row.kind)][row.on_gpu ? 1 : 0].push_back(&row);
+    }
+    return rows;
+  }();
+  return by_kind[static_cast<std::size_t>(kind)][is_on_gpu ? 1 : 0];
+}
+
 }  // namespace
 
 std::span<const Algorithm> algorithms() { return kAlgorithms; }
@@ -151,13 +167,13 @@ std::size_t Call::bytes() const {
 const Algorithm& choose_algorithm(const Comm& comm, const Call& call, const char* forced) {
   const Algorithm* best = nullptr;
   double best_cost = 0;
-  for (const Algorithm& candidate : kAlgorithms) {
-    if (candidate.kind != call.kind || candidate.on_gpu != call.on_gpu) continue;
-    if (!candidate.can(comm, call)) continue;
-    if (forced != nullptr && std::strcmp(candidate.name, forced) == 0) return candidate;
-    const double cost = candidate.cost(comm, static_cast<double>(call.bytes()));
+  const auto bytes = static_cast<double>(call.bytes());
+  for (const Algorithm* candidate : rows_of(call.kind, call.on_gpu)) {
+    if (!candidate->can(comm, call)) continue;
+    if (forced != nullptr && std::strcmp(candidate->name, forced) == 0) return *candidate;
+    const double cost = candidate->cost(comm, bytes);
     if (best == nullptr || cost < best_cost) {
-      best = &candidate;
+      best = candidate;
       best_cost = cost;
     }
   }

@@ -19,25 +19,22 @@ void AppliedDecisions::apply_batch(const DecisionItem& item) {
 
 void AppliedDecisions::apply_member(const DecisionItem::Member& member, Decision& decision) {
   const NameTable::Entry* known = member.id ? state_.names.at(*member.id) : nullptr;
-  const std::string name = member.name.empty() && known ? known->name : member.name;
-  const PendingOperations::Pending* pending = state_.pending.find(name);
+  const std::string& name = member.name.empty() && known ? known->name : member.name;
+  const PendingOperations::Entry* const pending = state_.pending.find(name);
   const bool is_absent = member.absent.contains(rank_);
   if (is_absent != (pending == nullptr) || name.empty()) {
     throw WireError("batch with an operation that is not ready on this rank");
   }
-  const Signature signature = is_absent ? member.signature : pending->signature;
-  if (member.id && !member.name.empty() && !state_.names.set(*member.id, name, signature)) {
+  const IdentityPtr operation = is_absent ? make_identity(name, member.signature) : pending->first;
+  learner_.note(*operation, pending != nullptr && member.absent.empty()
+                                ? pending->second.dependency_stage
+                                : PlanLearner::kNoDependencyStage);
+  if (member.id && !member.name.empty() &&
+      !state_.names.set(*member.id, operation->name, operation->signature)) {
     throw WireError("name id out of order");
   }
-  learner_.note(name, signature,
-                pending != nullptr && member.absent.empty() ? pending->dependency_stage
-                                                            : PlanLearner::kNoDependencyStage);
-  if (is_absent) {
-    decision.unknown.emplace(name, signature);
-  } else {
-    state_.pending.erase(name);
-  }
-  decision.names.push_back(name);
+  if (!is_absent) state_.pending.erase(operation);
+  decision.operations.push_back(operation);
   decision.absent.push_back(member.absent);
 }
 
@@ -50,15 +47,16 @@ void AppliedDecisions::apply_join(const DecisionItem& item) {
   Decision& decision = decisions_.emplace_back();
   decision.kind = item.kind;
   decision.batch = item.batch;
-  decision.names = {op_kind_name(OpKind::kJoin)};
+  decision.operations = {make_identity(op_kind_name(OpKind::kJoin), {})};
   decision.rank = item.rank;
 }
 
 void AppliedDecisions::apply_error(const DecisionItem& item) {
   Decision decision;
   decision.kind = item.kind;
-  if (state_.pending.erase(item.name)) {
-    decision.names.push_back(item.name);
+  if (const PendingOperations::Entry* const pending = state_.pending.find(item.name)) {
+    decision.operations.push_back(pending->first);
+    state_.pending.erase(decision.operations.front());
   } else if (!state_.readiness.has_joined(rank_)) {
     throw WireError("error for an operation that is not ready on this rank");
   }
@@ -79,7 +77,7 @@ void AppliedDecisions::add_plan_batch(const Plan& plan) {
   decision.kind = DecisionItem::Kind::kBatch;
   decision.batch = plan.joined();
   decision.plan = plan.epoch();
-  decision.names = plan.last();
+  decision.operations = plan.last();
   decision.tuning = plan.last_tuning();
 }
 

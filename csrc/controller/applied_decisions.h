@@ -5,8 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,13 +24,15 @@ class AppliedDecisions {
     std::uint64_t batch = 0;
     // kBatch, kUninstallPlan, kPausePlan: the plan's epoch; 0 if the batch was negotiated
     std::uint32_t plan = 0;
-    // kBatch: operations in order; kJoined: the join; kError: the operation that fails
-    std::vector<std::string> names;
-    // kBatch, indexed like `names`: ranks that have joined and contribute no data. Empty if there
-    // are none.
+    // kBatch: operations in order; kJoined: the join; kError: the operation that fails, if this
+    // rank has submitted it
+    std::vector<IdentityPtr> operations;
+    // kBatch, indexed like `operations`: ranks that have joined and contribute no data. Such a rank
+    // has not submitted the operation. Empty if there are none.
     std::vector<RankRanges> absent;
-    // kBatch: signatures of the operations that this rank has not submitted, because it has joined.
-    std::map<std::string, Signature> unknown;
+    bool lacks(std::size_t index, int submitter) const {
+      return index < absent.size() && absent[index].contains(submitter);
+    }
     Tuning tuning;  // kBatch: its settings
     int rank = 0;  // kJoined: the last rank to join; kClose: the rank that has left, or kSetRemoved
     Status status;  // kError, kFailAll, kClose

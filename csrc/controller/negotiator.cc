@@ -19,10 +19,9 @@ Negotiator::Negotiator(std::uint32_t set, TreePosition position, const Options& 
 
 // ---- what this rank asks for ----
 
-void Negotiator::submit(const std::string& name, const Signature& signature,
-                        std::uint64_t dependency_stage) {
-  state_.pending.add(name, signature, dependency_stage);
-  enter(name, signature);
+void Negotiator::submit(const IdentityPtr& operation, std::uint64_t dependency_stage) {
+  state_.pending.add(operation, dependency_stage);
+  enter(operation);
 }
 
 void Negotiator::join() {
@@ -149,9 +148,9 @@ void Negotiator::receive(int from, MessageKind kind, const PlanNotice& notice) {
 // ---- what this rank and its children announce ----
 
 // An operation is ready on this rank.
-void Negotiator::enter(const std::string& name, const Signature& signature) {
-  if (plans_.installed() && plans_.submit(name, signature)) return;
-  pass_on(state_.readiness.add_self(name, signature));
+void Negotiator::enter(const IdentityPtr& operation) {
+  if (plans_.installed() && plans_.submit(operation)) return;
+  pass_on(state_.readiness.add_self(operation->name, operation->signature));
 }
 
 // An operation is complete in the subtree.
@@ -288,7 +287,7 @@ void Negotiator::install_plan(const DecisionItem& item) {
   join_later_ |= state_.readiness.has_joined(position().rank);
   if (join_later_) plans_.break_plan();
   state_.readiness.end_join();
-  for (const auto* entry : state_.pending.in_order()) enter(entry->first, entry->second.signature);
+  for (const auto* entry : state_.pending.in_order()) enter(entry->first);
 }
 
 // The plan ends or is paused.
@@ -310,7 +309,7 @@ void Negotiator::return_to_negotiation() {
   // What was announced beside the plan is announced anew, in the new agreement.
   forget_negotiation();
   // All other ready operations return to negotiation.
-  for (const auto* entry : state_.pending.in_order()) enter(entry->first, entry->second.signature);
+  for (const auto* entry : state_.pending.in_order()) enter(entry->first);
   if (std::exchange(join_later_, false)) note_join(position().rank);
 }
 

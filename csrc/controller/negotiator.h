@@ -67,8 +67,7 @@ class Negotiator {
   // This rank is ready to run an operation. The name must not be pending, and the set must be open.
   // `dependency_stage` grows with every submission that follows the observation of a result (see
   // DependencyQuery).
-  void submit(const std::string& name, const Signature& signature,
-              std::uint64_t dependency_stage = 0);
+  void submit(const IdentityPtr& operation, std::uint64_t dependency_stage = 0);
   // This rank submits nothing more until every rank has joined, which is then decided (kJoined).
   void join();
   // This rank wants to leave: the set closes for all ranks, after the operations decided by then.
@@ -131,7 +130,7 @@ class Negotiator {
 
  private:
   // What this rank and its children announce.
-  void enter(const std::string& name, const Signature& signature);
+  void enter(const IdentityPtr& operation);
   void pass_on(std::optional<ReadinessTable::Complete> complete);
   void note_join(int rank);
   void answer_dependency_query();

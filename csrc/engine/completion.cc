@@ -8,7 +8,7 @@ void Completion::end(const std::vector<OperationPtr>& operations, const Status& 
   submissions_.forget(operations);
   if (!status.ok()) {
     for (const OperationPtr& operation : operations) {
-      const bool named = status.message.find(operation->name) != std::string::npos;
+      const bool named = status.message.find(operation->name()) != std::string::npos;
       operation->status = {status.code, named
                                             ? status.message
                                             : operation->describe() + " failed: " + status.message};

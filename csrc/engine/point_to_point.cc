@@ -26,7 +26,7 @@ Channel channel_of(const Operation& operation, int source, int destination, std:
 }
 
 std::size_t bytes_of(const Operation& operation) {
-  return static_cast<std::size_t>(payload_bytes(operation.signature));
+  return static_cast<std::size_t>(payload_bytes(operation.signature()));
 }
 
 CUdeviceptr device_address(const std::byte* memory) { return std::bit_cast<CUdeviceptr>(memory); }
@@ -113,7 +113,7 @@ Task copy_to_self(const Operation& from, const Operation& to, cuda::Workspace* w
     wait_for_framework(from, *stream);
     wait_for_framework(to, *stream);
   }
-  const bool from_gpu = from.signature.device >= 0, to_gpu = to.signature.device >= 0;
+  const bool from_gpu = from.signature().device >= 0, to_gpu = to.signature().device >= 0;
   if (from_gpu && to_gpu) {
     workspace->copy(device_address(output), device_address(input), bytes);
   } else if (from_gpu) {
@@ -126,11 +126,11 @@ Task copy_to_self(const Operation& from, const Operation& to, cuda::Workspace* w
 }
 
 void set_outcome(Operation& operation) {
-  if (operation.signature.op != OpKind::kReceive) return;
+  if (operation.signature().op != OpKind::kReceive) return;
   TensorOutcome outcome;
   outcome.data = operation.tensors.front().output;
-  outcome.bytes = payload_bytes(operation.signature);
-  outcome.rows = rows_of(operation.signature.shapes.front());
+  outcome.bytes = payload_bytes(operation.signature());
+  outcome.rows = rows_of(operation.signature().shapes.front());
   operation.outcomes.push_back(std::move(outcome));
 }
 
@@ -147,7 +147,7 @@ PointToPoint::PointToPoint(const EngineConfig& config, Mesh& mesh,
 PointToPoint::~PointToPoint() = default;
 
 void PointToPoint::submit(const OperationPtr& operation) {
-  const Signature& signature = operation->signature;
+  const Signature& signature = operation->signature();
   const auto ticket = static_cast<std::uint64_t>(operation->handle);
   waiting_.emplace(ticket, operation);
   const PointToPointMatcher::Posting posting{ticket,          operation->members->set,
@@ -206,7 +206,7 @@ void PointToPoint::fail_recvs_without_sender() {
   };
   for (const auto& [ticket, operation] : waiting_) {
     const std::vector<int>& ranks = operation->members->ranks;
-    if (operation->signature.root != PointToPointMatcher::kAnyRank || ranks.size() == 1) continue;
+    if (operation->signature().root != PointToPointMatcher::kAnyRank || ranks.size() == 1) continue;
     if (!std::all_of(ranks.begin(), ranks.end(), has_departed)) continue;
     matcher_.fail_recvs_from_any(
         operation->members->set,
@@ -276,14 +276,14 @@ bool PointToPoint::shares_memory_with(int peer) const {
 
 // Of the transfer of one of this rank's operations. The peer's tensor may be on a GPU nevertheless.
 TransferProperties PointToPoint::properties_of(const Operation& operation) const {
-  return properties_of(operation, operation.signature.root);
+  return properties_of(operation, operation.signature().root);
 }
 
 TransferProperties PointToPoint::properties_of(const Operation& operation, int peer) const {
   return {.bytes = bytes_of(operation),
           .to_itself = peer == rank_,
           .shares_memory = shares_memory_with(peer),
-          .on_gpu = operation.signature.device >= 0,
+          .on_gpu = operation.signature().device >= 0,
           .forced = config_.options.algorithm};
 }
 
@@ -375,7 +375,7 @@ void PointToPoint::begin(Transfer& transfer) {
   BatchTrace* const trace = transfer.batch.trace.get();
   if (trace != nullptr) {
     trace->start();
-    trace->begin_transfer(transfer.path->medium, op_kind_name(transfer.operation->signature.op),
+    trace->begin_transfer(transfer.path->medium, op_kind_name(transfer.operation->signature().op),
                           bytes_of(*transfer.operation));
   }
   if (transfer.path == &kStreamPath) {
@@ -407,7 +407,7 @@ Task PointToPoint::run(Transfer& transfer) {
 Task PointToPoint::run_on_gpu(Transfer& transfer) {
   const Operation& operation = *transfer.operation;
   if (transfer.path == &kCopyPath) {
-    const bool from_gpu = operation.signature.device >= 0;
+    const bool from_gpu = operation.signature().device >= 0;
     return copy_to_self(operation, *transfer.partner,
                         &workspace(from_gpu ? operation : *transfer.partner));
   }
@@ -431,7 +431,7 @@ void PointToPoint::end(Transfer& transfer, const Status& status) {
   if (!transfer.sends()) matcher_.received(static_cast<std::uint64_t>(transfer.operation->handle));
   for (const OperationPtr& operation : {transfer.operation, transfer.partner}) {
     if (!operation) continue;
-    const bool receives = operation->signature.op == OpKind::kReceive;
+    const bool receives = operation->signature().op == OpKind::kReceive;
     if (status.ok()) set_outcome(*operation);
     if (receives) operation->value = transfer.peer;
     ended_.push_back({operation, status});

@@ -98,10 +98,10 @@ class PointToPoint {
     std::unique_ptr<Fiber> fiber{};              // nullptr: has not begun
     bool advanced = true;                        // it has passed a wait since the last check
     RunningTime last_progress{};                 // at the last check
-    bool sends() const { return operation->signature.op == OpKind::kSend; }
+    bool sends() const { return operation->signature().op == OpKind::kSend; }
     bool on_gpu() const {
-      return operation->signature.device >= 0 ||
-             (partner != nullptr && partner->signature.device >= 0);
+      return operation->signature().device >= 0 ||
+             (partner != nullptr && partner->signature().device >= 0);
     }
   };
   void handle(PointToPointMatcher::Event& event);

@@ -173,7 +173,8 @@ void ProcessSetRegistry::submit_release(std::uint32_t number, RunningTime now) {
   ProcessSet& all = global();
   if (all.negotiator().joined()) return;
   const OperationPtr release = make_administrative(OpKind::kReleaseSet, all.members(), {number});
-  release->name = "release process set " + std::to_string(number);
+  release->identity =
+      make_identity("release process set " + std::to_string(number), release->signature());
   release->submitted_at = steady_now();
   if (all.accept(release, now).ok()) releases_[number] = release;
 }

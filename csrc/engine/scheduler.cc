@@ -29,7 +29,7 @@ void Scheduler::accept(const OperationPtr& operation) {
                                     : Status{HP_INVALID_ARGUMENT, "the process set was removed"};
   if (!end.ok()) return parts_.completion.end(operation, end);
   parts_.tracing.submitted(*operation);
-  if (is_point_to_point(operation->signature.op)) parts_.point_to_point.submit(operation);
+  if (is_point_to_point(operation->signature().op)) parts_.point_to_point.submit(operation);
 }
 
 bool Scheduler::update_submissions_wanted() {
@@ -119,13 +119,13 @@ void Scheduler::close_other_sets(int leaver) {
 
 // Operations on process sets and shared buffers are done at once.
 void Scheduler::administer(const OperationPtr& operation, RunningTime now) {
-  const Shape& arguments = operation->signature.shapes.front();
-  if (operation->signature.op == OpKind::kReleaseSet) {
+  const Shape& arguments = operation->signature().shapes.front();
+  if (operation->signature().op == OpKind::kReleaseSet) {
     parts_.registry.finish_release(static_cast<std::uint32_t>(arguments.front()));
     return parts_.completion.end(operation, {});
   }
   parts_.registry.submit_releases_again(now);
-  switch (operation->signature.op) {
+  switch (operation->signature().op) {
     case OpKind::kAddSet: {
       const std::uint32_t number =
           parts_.registry.create({arguments.begin(), arguments.end()}, now);
@@ -189,8 +189,8 @@ void Scheduler::finish(ProcessSet& set, const Batch& batch) {
   ++counters.batches;
   if (batch.plan != 0) ++counters.planned_batches;
   for (const OperationPtr& operation : batch.operations) {
-    counters.tensors += operation->signature.shapes.size();
-    counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
+    counters.tensors += operation->signature().shapes.size();
+    counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature()));
   }
   parts_.completion.end(batch.operations, {});
 }
@@ -213,7 +213,7 @@ bool Scheduler::transfer() {
     parts_.activity.last_event = now;
     if (status.ok()) {
       ++parts_.counters.tensors;
-      parts_.counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
+      parts_.counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature()));
     }
     parts_.completion.end(operation, status);
   }

@@ -21,7 +21,7 @@ void SharedBuffers::check_size(std::uint64_t bytes) {
 }
 
 std::shared_ptr<SharedBuffer> SharedBuffers::find(const Operation& operation) const {
-  if (!any_.load(std::memory_order_acquire) || !can_be_in_place(operation.signature)) {
+  if (!any_.load(std::memory_order_acquire) || !can_be_in_place(operation.signature())) {
     return nullptr;
   }
   std::lock_guard lock(mutex_);
@@ -34,15 +34,15 @@ std::shared_ptr<SharedBuffer> SharedBuffers::find(const Operation& operation) co
       if (after == buffers_.begin()) return nullptr;
       buffer = std::prev(after)->second.lock();
     }
-    const auto bytes = static_cast<std::size_t>(elements_of(operation.signature.shapes[i])) *
-                       dtype_size(operation.signature.dtype);
+    const auto bytes = static_cast<std::size_t>(elements_of(operation.signature().shapes[i])) *
+                       dtype_size(operation.signature().dtype);
     if (!buffer || !buffer->contains(tensor.input, bytes)) return nullptr;
   }
   return buffer;
 }
 
 void SharedBuffers::create(Operation& operation) {
-  const auto bytes = static_cast<std::size_t>(operation.signature.shapes.front().front());
+  const auto bytes = static_cast<std::size_t>(operation.signature().shapes.front().front());
   const std::uint32_t number = ++last_number_;
   const Member& self = config_.self();
   bool shared = config_.size() > 1;

@@ -27,7 +27,7 @@ TraceEvent instant(TraceRow row, const char* name, SteadyTime at) {
 // On a shared row, the span begins after the previous one.
 TraceEvent negotiation(TraceRow row, SteadyTime since, const Operation& operation) {
   TraceEvent event =
-      instant(row, op_kind_name(operation.signature.op), std::max(since, operation.submitted_at));
+      instant(row, op_kind_name(operation.signature().op), std::max(since, operation.submitted_at));
   event.kind = TraceEvent::Kind::kSpan;
   event.prefix = "negotiate";
   event.end = steady_now();
@@ -109,10 +109,10 @@ void Tracing::write_cycle(const ProcessSet& set) {
 }
 
 void Tracing::write_submitted(const Operation& operation) {
-  RowLease lease = row_of(operation.members->set, operation.name);
+  RowLease lease = row_of(operation.members->set, operation.name());
   TraceEvent event = instant(lease.row, "submitted", operation.submitted_at);
   event.text = std::move(lease.tensor);
-  event.numbers[0] = {"bytes", payload_bytes(operation.signature)};
+  event.numbers[0] = {"bytes", payload_bytes(operation.signature())};
   timeline_->add(std::move(event));
   undecided_.insert(&operation);
 }
@@ -137,20 +137,20 @@ void Tracing::write_ready(const ProcessSet& set, int child, const Ready& ready) 
 
 void Tracing::attach(const ProcessSet& set, Batch& batch) {
   BatchTrace::Batch traced;
-  traced.operation = op_kind_name(batch.operations.front()->signature.op);
+  traced.operation = op_kind_name(batch.operations.front()->signature().op);
   traced.plan = batch.plan;
   traced.number = static_cast<std::int64_t>(batch.number);
   traced.bytes = 0;
   traced.row = batch_row(set.number());
   for (const OperationPtr& operation : batch.operations) {
-    RowLease lease = row_of(set.number(), operation->name);
+    RowLease lease = row_of(set.number(), operation->name());
     TraceEvent event = negotiation(lease.row, lease.since, *operation);
     event.numbers[0] = {"plan", traced.plan};
     event.numbers[1] = {"batch", traced.number};
     event.text = lease.tensor;
     timeline_->add(std::move(event));
     undecided_.erase(operation.get());
-    traced.bytes += payload_bytes(operation->signature);
+    traced.bytes += payload_bytes(operation->signature());
     traced.members.push_back({lease.row, operation->tensors.size(), std::move(lease.tensor)});
   }
   batch.trace = std::make_unique<BatchTrace>(timeline_, std::move(traced));
@@ -160,13 +160,13 @@ void Tracing::write_end(const std::vector<OperationPtr>& operations, const Statu
   for (const OperationPtr& operation : operations) {
     const bool undecided = undecided_.erase(operation.get()) != 0;
     if (!status.ok()) {
-      const RowLease lease = row_of(operation->members->set, operation->name);
+      const RowLease lease = row_of(operation->members->set, operation->name());
       if (undecided) timeline_->add(negotiation(lease.row, lease.since, *operation));
       TraceEvent error = instant(lease.row, "error", steady_now());
       error.text = {"error", status.message};
       timeline_->add(std::move(error));
     }
-    give_back_row(operation->members->set, operation->name);
+    give_back_row(operation->members->set, operation->name());
   }
 }
 

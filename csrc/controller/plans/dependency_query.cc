@@ -19,10 +19,6 @@ class Numbering {
 
 }  // namespace
 
-std::string step_key(const std::string& name, const Signature& signature) {
-  return signature.recurring ? name : name.substr(0, name.rfind('.'));
-}
-
 DependencyQuery::DependencyQuery(std::uint64_t number, std::vector<StepMember> step,
                                  std::size_t children)
     : number_(number), step_(std::move(step)), answers_left_(children) {

@@ -16,18 +16,16 @@
 #include <string>
 #include <vector>
 
-#include "controller/state/signature.h"
+#include "controller/state/identity.h"
 
 namespace horoplug {
 
-// An operation as it was decided. `key` is its name. Operations without a name, which are numbered
-// in submission order, have the key of their kind.
+// An operation as it was decided. `key`: see step_key().
 struct StepMember {
   std::string key;
   Signature signature;
   std::uint64_t dependency_stage = 0;
 };
-std::string step_key(const std::string& name, const Signature& signature);
 
 class DependencyQuery {
  public:

@@ -121,21 +121,24 @@ std::size_t Plan::choice_of(std::uint64_t step) const {
   return goes_back ? choices_.size() - 1 - turn : turn;
 }
 
-bool Plan::ready(const std::string& name, const Signature& signature) {
-  const auto found = turns_.find(step_key(name, signature));
-  if (found == turns_.end()) return false;
+Plan::Place Plan::ready(const IdentityPtr& operation) {
+  const auto found = turns_.find(*operation);
+  if (found == turns_.end()) return Place::kNone;
   Turn& turn = found->second;
   const std::uint32_t at = turn.slots[turn.next];
   Slot& slot = slots_[at];
-  if (slot.ready || !compatible(slot.signature, signature)) return false;
-  turn.next = (turn.next + 1) % turn.slots.size();
+  if (slot.ready) return Place::kTaken;
+  if (slot.operation != operation && !compatible(slot.signature, operation->signature)) {
+    return Place::kTaken;
+  }
+  if (++turn.next == turn.slots.size()) turn.next = 0;
   slot.ready = true;
-  slot.name = name;
+  slot.operation = operation;
   // A slot that was already joined in this step counts for the next one.
   Choice& choice = choices_[choice_of(slot.turns)];
   ++choice.batches[choice.batch_of[at]].ready;
   ++ready_;
-  return true;
+  return Place::kFound;
 }
 
 bool Plan::join_next() {
@@ -145,7 +148,7 @@ bool Plan::join_next() {
   for (const std::uint32_t at : batch.slots) {
     slots_[at].ready = false;
     ++slots_[at].turns;
-    last_.push_back(slots_[at].name);
+    last_.push_back(slots_[at].operation);
   }
   ready_ -= batch.ready;
   batch.ready = 0;
@@ -174,7 +177,7 @@ bool Plan::withdraw() {
   for (std::size_t i = 0; i < batch.slots.size(); ++i) {
     Slot& slot = slots_[batch.slots[i]];
     slot.ready = true;
-    slot.name = last_[i];
+    slot.operation = last_[i];
     --slot.turns;
   }
   batch.ready = batch.slots.size();

@@ -13,8 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -41,7 +43,7 @@ class Plan {
 
   std::uint32_t epoch() const { return epoch_; }
   // Whether the step has an operation under this key, so that the plan alone runs it.
-  bool contains(const std::string& key) const { return turns_.contains(key); }
+  bool contains(std::string_view key) const { return turns_.contains(key); }
   // The number of the last batch that this rank has joined.
   std::uint64_t joined() const { return joined_; }
   // The number of steps whose batches this rank has all joined.
@@ -54,13 +56,18 @@ class Plan {
   const Tuning& last_tuning() const { return choices_[last_choice_].tuning; }
   bool at_step_end() const { return !running_ && next_ == 0 && step_ > 0; }
 
-  // This rank is ready to run an operation. Returns false if the plan has no such operation now.
-  bool ready(const std::string& name, const Signature& signature);
+  // This rank is ready to run an operation.
+  enum class Place {
+    kNone,   // the step has no operation under this key, so that the plan leaves it to others
+    kTaken,  // the plan alone runs it, and cannot now
+    kFound,
+  };
+  Place ready(const IdentityPtr& operation);
 
   // Joins the next batch if it is complete. Returns whether it did.
   bool join_next();
-  // The names in the last joined batch, which other ranks may not have joined yet.
-  const std::vector<std::string>& last() const { return last_; }
+  // The last joined batch, which other ranks may not have joined yet.
+  const std::vector<IdentityPtr>& last() const { return last_; }
   void batch_done() { running_ = false; }
 
   // Undoes the last join_next(): the batch runs later. Returns false if an operation of the next
@@ -88,7 +95,7 @@ class Plan {
   struct Slot {
     Signature signature;
     bool ready = false;
-    std::string name{};       // of the ready operation
+    IdentityPtr operation{};  // that was ready last
     std::uint64_t turns = 0;  // number of times it was joined
   };
   struct Batch {
@@ -121,10 +128,24 @@ class Plan {
   bool running_ = false;
   bool intact_ = true;  // otherwise this rank joins no batch any more
   std::uint32_t running_epoch_ = 0;
-  std::vector<std::string> last_;
+  std::vector<IdentityPtr> last_;
   std::vector<Slot> slots_;
   std::vector<Choice> choices_;
-  std::unordered_map<std::string, Turn> turns_;
+  // By key.
+  struct HashOfKey {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view key) const {
+      return std::hash<std::string_view>{}(key);
+    }
+    std::size_t operator()(const Identity& operation) const { return operation.key_hash; }
+  };
+  struct SameKey {
+    using is_transparent = void;
+    bool operator()(std::string_view a, std::string_view b) const { return a == b; }
+    bool operator()(const Identity& a, std::string_view b) const { return a.key == b; }
+    bool operator()(std::string_view a, const Identity& b) const { return a == b.key; }
+  };
+  std::unordered_map<std::string, Turn, HashOfKey, SameKey> turns_;
 };
 
 }  // namespace horoplug

@@ -18,15 +18,15 @@ std::size_t PlanFollower::submissions_wanted() const {
 
 // Every rank comes to the same conclusion about which operations belong to the plan, because that
 // depends on the key alone.
-bool PlanFollower::submit(const std::string& name, const Signature& signature) {
-  if (!plan_->contains(step_key(name, signature))) return false;
-  if (!plan_->ready(name, signature)) break_plan();
-  return true;
+bool PlanFollower::submit(const IdentityPtr& operation) {
+  const Plan::Place place = plan_->ready(operation);
+  if (place == Plan::Place::kTaken) break_plan();
+  return place != Plan::Place::kNone;
 }
 
 bool PlanFollower::batch_done(std::uint32_t epoch) {
   if (!plan_ || !plan_->running() || plan_->running_epoch() != epoch) return false;
-  for (const std::string& name : plan_->last()) pending_.erase(name);
+  for (const IdentityPtr& operation : plan_->last()) pending_.erase(operation);
   plan_->batch_done();
   return plan_->at_step_end();
 }
@@ -121,7 +121,7 @@ void PlanFollower::install(const DecisionItem& item, std::uint64_t last_batch) {
 void PlanFollower::leave() {
   if (!plan_) return;
   if (plan_->running()) {
-    for (const std::string& name : plan_->last()) pending_.erase(name);
+    for (const IdentityPtr& operation : plan_->last()) pending_.erase(operation);
   }
   plan_ = nullptr;
   paused_ = false;

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "controller/messages/messages.h"
 #include "controller/plans/dependency_query.h"
@@ -47,7 +46,7 @@ class PlanFollower {
 
   // This rank is ready to run an operation. Returns false if the plan does not contain it, so that
   // it is negotiated. Breaks the plan if it cannot run the operation now. Requires installed().
-  bool submit(const std::string& name, const Signature& signature);
+  bool submit(const IdentityPtr& operation);
   // Joins the plan's next batch, if there is a plan and it can. Returns whether it did.
   bool join_next() { return plan_ && !halt_.halted() && plan_->join_next(); }
   // A batch is done on this rank. `epoch`: of the plan when the batch was joined. Returns whether

@@ -14,13 +14,12 @@ constexpr int kMostSteps = 1 << 16;
 
 }  // namespace
 
-void PlanLearner::note(const std::string& name, const Signature& signature,
-                       std::uint64_t dependency_stage) {
-  if (dependency_stage == kNoDependencyStage || is_administrative(signature.op)) {
+void PlanLearner::note(const Identity& operation, std::uint64_t dependency_stage) {
+  if (dependency_stage == kNoDependencyStage || is_administrative(operation.signature.op)) {
     history_.clear();
     return;
   }
-  history_.push_back({step_key(name, signature), signature, dependency_stage});
+  history_.push_back({operation.key, operation.signature, dependency_stage});
   if (history_.size() > StepPattern::kMostOperations) history_.pop_front();
 }
 

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "controller/plans/dependency_query.h"
@@ -35,7 +34,7 @@ class PlanLearner {
 
   // ---- every rank, in the order of the decisions
 
-  void note(const std::string& name, const Signature& signature, std::uint64_t dependency_stage);
+  void note(const Identity& operation, std::uint64_t dependency_stage);
   // The root has decided a query about the last `operations`. Throws WireError if fewer have run.
   void begin_query(std::uint64_t number, std::uint32_t operations);
   // A child's answer. Returns whether it belongs to the current query; others are out of date.

@@ -69,8 +69,8 @@ std::optional<RememberedPlans::Continuation> RememberedPlans::find_continuation(
   StepDigest run;
   for (const std::uint32_t slot : joined) run.add(places_[*installed_]->operations[slot]);
   const auto in_order = pending.in_order();
-  const auto fits = [](const Place& place, const std::string& name, const Signature& signature) {
-    const auto found = place.slots.find(step_key(name, signature));
+  const auto fits = [](const Place& place, const std::string& key, const Signature& signature) {
+    const auto found = place.slots.find(key);
     return found != place.slots.end() &&
            compatible(place.known.step[found->second].signature, signature);
   };
@@ -79,12 +79,14 @@ std::optional<RememberedPlans::Continuation> RememberedPlans::find_continuation(
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (i == installed_ || !places_[i]) continue;
     const Place& place = *places_[i];
-    if (place.distrust > 0 || !fits(place, ready.name, ready.signature)) continue;
+    if (place.distrust > 0 || !fits(place, step_key(ready.name, ready.signature), ready.signature))
+      continue;
     const auto skipped = batches_with(place, run);
     if (!skipped) continue;
     std::pair<std::size_t, std::uint64_t> fit{0, place.used};
-    for (const auto* entry : in_order)
-      fit.first += fits(place, entry->first, entry->second.signature);
+    for (const auto* entry : in_order) {
+      fit.first += fits(place, entry->first->key, entry->first->signature);
+    }
     if (best && fit <= most) continue;
     best = {i, *skipped};
     most = fit;

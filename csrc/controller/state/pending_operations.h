@@ -5,37 +5,36 @@
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "controller/state/signature.h"
+#include "controller/state/identity.h"
 
 namespace horoplug {
 
 class PendingOperations {
  public:
   struct Pending {
-    Signature signature;
     std::uint64_t dependency_stage;  // see DependencyQuery
     std::uint64_t order;             // in order of submission
   };
-  using Entry = std::pair<const std::string, Pending>;
+  using Entry = std::pair<const IdentityPtr, Pending>;
 
   // The name must not be pending.
-  void add(const std::string& name, const Signature& signature, std::uint64_t dependency_stage) {
-    if (!operations_.emplace(name, Pending{signature, dependency_stage, ++submissions_}).second) {
-      throw std::logic_error("submitted twice: " + name);
+  void add(const IdentityPtr& identity, std::uint64_t dependency_stage) {
+    if (!operations_.try_emplace(identity, dependency_stage, submissions_ + 1).second) {
+      throw std::logic_error("submitted twice: " + identity->name);
     }
+    ++submissions_;
   }
   // nullptr if the operation is not pending.
-  const Pending* find(const std::string& name) const {
+  const Entry* find(std::string_view name) const {
     const auto found = operations_.find(name);
-    return found != operations_.end() ? &found->second : nullptr;
+    return found != operations_.end() ? &*found : nullptr;
   }
   // Returns whether the operation was pending.
-  bool erase(const std::string& name) { return operations_.erase(name) > 0; }
+  bool erase(const IdentityPtr& identity) { return operations_.erase(identity) > 0; }
   void clear() { operations_.clear(); }
 
   // In order of submission; valid until the next change.
@@ -49,7 +48,7 @@ class PendingOperations {
   }
 
  private:
-  std::unordered_map<std::string, Pending> operations_;
+  ByName<Pending> operations_;
   std::uint64_t submissions_ = 0;
 };
 

@@ -66,7 +66,7 @@ hp_status hp_buffer_take(hp_engine* engine, hp_handle handle, hp_buffer** buffer
     const auto running = engine->engine.use();  // its end releases the buffers
     const auto operation = engine->engine.handles().done(handle);
     if (!operation->status.ok()) return report(operation->status);
-    if (operation->signature.op != horoplug::OpKind::kAddBuffer || !operation->buffer) {
+    if (operation->signature().op != horoplug::OpKind::kAddBuffer || !operation->buffer) {
       throw Error(HP_INVALID_ARGUMENT, "the operation has no buffer to give");
     }
     *buffer = new hp_buffer{std::move(operation->buffer)};

@@ -17,7 +17,7 @@ std::uint64_t hash_of(const Batch& batch) {
   hash.add(static_cast<std::uint64_t>(batch.tuning.lanes));
   hash.add(static_cast<std::uint64_t>(batch.tuning.latency_percent));
   for (const OperationPtr& operation : batch.operations) {
-    hash.add(operation->name).add(digest(operation->signature));
+    hash.add(operation->identity->digest);
   }
   return hash.value();
 }

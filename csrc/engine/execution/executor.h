@@ -30,7 +30,7 @@ struct Batch {
   // other sets when it was decided.
   GpuTurns* turns = nullptr;
 
-  bool on_gpu() const { return !operations.empty() && operations.front()->signature.device >= 0; }
+  bool on_gpu() const { return !operations.empty() && operations.front()->signature().device >= 0; }
 
   // For messages: the first operation, and how many more there are.
   std::string describe() const;

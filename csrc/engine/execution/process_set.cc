@@ -8,14 +8,14 @@ namespace horoplug {
 
 Status ProcessSet::accept(const OperationPtr& operation, RunningTime now) {
   operation->pending_since = last_event_ = now;
-  const OpKind kind = operation->signature.op;
+  const OpKind kind = operation->signature().op;
   if (is_point_to_point(kind)) return end_of_transfers_;
   if (negotiator_.closed()) return negotiator_.end();
-  pending_.emplace(operation->name, operation);
+  pending_.emplace(operation->identity, operation);
   if (kind == OpKind::kJoin) {
     negotiator_.join();
   } else {
-    negotiator_.submit(operation->name, operation->signature, operation->dependency_stage);
+    negotiator_.submit(operation->identity, operation->dependency_stage);
   }
   return {};
 }
@@ -36,7 +36,7 @@ ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, RunningTim
       if (decision.kind == DecisionItem::Kind::kJoined) {
         // It runs as a batch, so that it ends after everything that was decided before.
         operations.front()->value = decision.rank;
-      } else if (is_administrative(operations.front()->signature.op)) {
+      } else if (is_administrative(operations.front()->signature().op)) {
         negotiator_.batch_done(0);
         applied.administrative = std::move(operations.front());
         break;
@@ -78,14 +78,18 @@ std::vector<OperationPtr> ProcessSet::take_pending() {
 
 std::vector<OperationPtr> ProcessSet::take_operations(const Negotiator::Decision& decision) {
   std::vector<OperationPtr> operations;
-  for (const std::string& name : decision.names) {
-    const auto unknown = decision.unknown.find(name);
-    if (unknown != decision.unknown.end()) {
-      operations.push_back(make_absent(name, unknown->second, members_));
+  operations.reserve(decision.operations.size());
+  const int rank = members_->ranks[static_cast<std::size_t>(members_->index)];
+  for (std::size_t i = 0; i < decision.operations.size(); ++i) {
+    const IdentityPtr& identity = decision.operations[i];
+    if (decision.lacks(i, rank)) {
+      operations.push_back(make_absent(*identity, members_));
       continue;
     }
-    const auto found = pending_.find(name);
-    if (found == pending_.end()) throw WireError("a decision about '" + name + "', which ended");
+    const auto found = pending_.find(identity);
+    if (found == pending_.end()) {
+      throw WireError("a decision about '" + identity->name + "', which ended");
+    }
     found->second->decided = true;
     operations.push_back(std::move(found->second));
     pending_.erase(found);
@@ -113,7 +117,7 @@ void ProcessSet::withdraw(const Negotiator::Decision& decision) {
     operation->outcomes.clear();
     // Until then, it may have waited for batches before it.
     operation->pending_since = std::max(operation->pending_since, last_progress_);
-    pending_.emplace(operation->name, operation);
+    pending_.emplace(operation->identity, operation);
     operation->decided = false;
   }
 }

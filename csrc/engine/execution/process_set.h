@@ -9,8 +9,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,7 +20,7 @@ namespace horoplug {
 
 class ProcessSet {
  public:
-  using Operations = std::unordered_map<std::string, OperationPtr>;  // by name
+  using Operations = ByName<OperationPtr>;
 
   // `memory`: of the members on this host, if every host of the set has equally many; or nullptr.
   // `position`: in the set's own tree, with global ranks.

@@ -107,7 +107,7 @@ std::size_t row_bytes_of(const Signature& signature, std::size_t tensor) {
 // Appends one tensor of an operation to a layout.
 void add_to(Layout& layout, const Operation& operation, std::size_t index, std::byte* output,
             const EncodingError& error = {}) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   const std::int64_t elements = elements_of(signature.shapes[index]);
   if (operation.absent) {
     layout.add_absent(identity_element(signature.reduce, signature.wire_dtype()),
@@ -122,8 +122,8 @@ void add_to(Layout& layout, const Operation& operation, std::size_t index, std::
 bool fills_output(const Comm& comm, const Operation& operation, std::size_t index,
                   std::int64_t rows) {
   if (operation.tensors[index].output == nullptr) return false;
-  const std::int64_t mine = rows_of(operation.signature.shapes[index]);
-  switch (operation.signature.op) {
+  const std::int64_t mine = rows_of(operation.signature().shapes[index]);
+  switch (operation.signature().op) {
     case OpKind::kAllgather:
     case OpKind::kGather:
       return rows == mine * comm.size();
@@ -141,7 +141,7 @@ TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::si
   const bool in_output = fills_output(comm, operation, index, rows);
   TensorOutcome outcome;
   outcome.rows = rows;
-  outcome.bytes = rows * static_cast<std::int64_t>(row_bytes_of(operation.signature, index));
+  outcome.bytes = rows * static_cast<std::int64_t>(row_bytes_of(operation.signature(), index));
   const auto bytes = static_cast<std::size_t>(outcome.bytes);
   if (!in_output) {
     outcome.owned =
@@ -156,7 +156,7 @@ std::uint64_t place_of(const std::vector<OperationPtr>& operations,
                        std::vector<std::ptrdiff_t>& to) {
   const std::shared_ptr<SharedBuffer>& buffer = operations.front()->buffer;
   if (!buffer || !buffer->shared()) return 0;
-  const Signature& signature = operations.front()->signature;
+  const Signature& signature = operations.front()->signature();
   if (signature.prescale != 1.0 || signature.wire != nullptr) return 0;
   std::uint64_t place = buffer->number();
   for (const OperationPtr& operation : operations) {
@@ -182,18 +182,18 @@ void pass_inputs_on(const Comm& comm, const Call& call) {
 // What the wire format keeps of one tensor; nothing under a generated name, which does not recur.
 EncodingError begin_state(const Operation& operation, std::size_t index,
                           std::vector<TensorStates::Update>& states) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   if (signature.wire == nullptr || !signature.wire->keeps_error) return {};
   if (operation.absent || !signature.recurring) return {};
   const auto elements = static_cast<std::size_t>(elements_of(signature.shapes[index]));
-  states.push_back(operation.members->states->begin(operation.name, index, elements));
+  states.push_back(operation.members->states->begin(operation.name(), index, elements));
   const TensorStates::Update& state = states.back();
   return {state.before ? state.before->data() : nullptr, state.after->data()};
 }
 
 // Allreduce, broadcast and reduce: all tensors of all operations form one buffer.
 Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
-  const Signature& signature = operations.front()->signature;
+  const Signature& signature = operations.front()->signature();
   Layout layout(signature.dtype, signature.prescale, signature.wire);
   std::vector<TensorStates::Update> states;
   for (const OperationPtr& operation : operations) {
@@ -202,7 +202,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
       add_to(layout, *operation, i, tensor.output, begin_state(*operation, i, states));
       if (operation->absent) continue;
       operation->outcomes.push_back(
-          make_outcome(comm, *operation, i, rows_of(operation->signature.shapes[i])));
+          make_outcome(comm, *operation, i, rows_of(operation->signature().shapes[i])));
     }
   }
   if (layout.bytes() == 0) {
@@ -234,7 +234,7 @@ Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* al
 // to `receive_bytes`.
 Call rows_call(const Operation& operation, const TensorOutcome& outcome,
                std::span<const std::size_t> receive_bytes) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   Call call;
   call.kind = signature.op;
   call.dtype = signature.dtype;
@@ -267,7 +267,7 @@ Task exchange_rows(Comm& comm, const std::vector<OperationPtr>& operations,
   std::vector<std::int64_t> mine;
   for (const OperationPtr& operation : operations) {
     for (std::size_t i = 0; i < operation->tensors.size(); ++i) {
-      mine.push_back(rows_of(operation->signature.shapes[i]));
+      mine.push_back(rows_of(operation->signature().shapes[i]));
       tensors.push_back({operation.get(), i, {}, {}});
     }
   }
@@ -278,7 +278,7 @@ Task exchange_rows(Comm& comm, const std::vector<OperationPtr>& operations,
     Gathered& tensor = tensors[i];
     std::vector<std::int64_t> rows;
     for (std::size_t rank = 0; rank < ranks; ++rank) rows.push_back(all[rank * mine.size() + i]);
-    tensor.bytes = bytes_of(rows, row_bytes_of(tensor.operation->signature, tensor.index));
+    tensor.bytes = bytes_of(rows, row_bytes_of(tensor.operation->signature(), tensor.index));
     tensor.outcome = make_outcome(comm, *tensor.operation, tensor.index, sum_of(rows));
     tensor.outcome.row_counts = std::move(rows);
   }
@@ -322,7 +322,7 @@ Task run_allgathers(Comm& comm, std::vector<OperationPtr>& operations, const cha
   constexpr std::int64_t kMostFused = 256 << 10;  // bytes of all ranks
   std::vector<Gathered> tensors;
   co_await exchange_rows(comm, operations, tensors);
-  const bool on_gpu = operations.front()->signature.device >= 0;
+  const bool on_gpu = operations.front()->signature().device >= 0;
   for (std::size_t i = 0; i < tensors.size();) {
     std::int64_t bytes = tensors[i].outcome.bytes;
     std::size_t end = i + 1;
@@ -369,7 +369,7 @@ Task run_alltoall(Comm& comm, Operation& operation, const RankRanges& absent, st
     co_await check_absent(comm, operation, absent);
     if (!operation.status.ok()) co_return;
   }
-  const std::size_t row_bytes = row_bytes_of(operation.signature, index);
+  const std::size_t row_bytes = row_bytes_of(operation.signature(), index);
   std::vector<std::int64_t> rows;
   std::int64_t all_rows = 0;
   co_await exchange_splits(comm, operation.splits, rows, all_rows);
@@ -387,7 +387,7 @@ Task run_alltoall(Comm& comm, Operation& operation, const RankRanges& absent, st
 }
 
 Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   const Shape& shape = signature.shapes[index];
   const std::size_t row_bytes = row_bytes_of(signature, index);
   const auto rows = even_rows(rows_of(shape), comm.size());
@@ -410,7 +410,7 @@ Task run_reducescatter(Comm& comm, Operation& operation, std::size_t index, cons
 
 // The result is the root's; the others get no rows.
 Task run_gather(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   const std::size_t row_bytes = row_bytes_of(signature, index);
   std::vector<std::int64_t> rows;
   const std::int64_t mine = rows_of(signature.shapes[index]);
@@ -440,7 +440,7 @@ Task broadcast_counts(Comm& comm, int root, std::vector<std::int64_t>& counts) {
 
 // Only the root knows how many rows each rank gets.
 Task run_scatter(Comm& comm, Operation& operation, std::size_t index, const char* algorithm) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   const int root = operation.members->index_of(signature.root);
   std::vector<std::int64_t> rows = operation.splits;
   co_await broadcast_counts(comm, root, rows);
@@ -461,7 +461,7 @@ Task run_barrier(Comm& comm, const char* algorithm) {
 
 Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
   std::vector<OperationPtr>& operations = batch.operations;
-  const OpKind kind = operations.front()->signature.op;
+  const OpKind kind = operations.front()->signature().op;
   if (operation_info(kind).fuses) {
     co_await run_fused(comm, operations, algorithm);
     co_return;
@@ -491,11 +491,11 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
 
 // Equal for batches that need the same kernels and about the same amount of memory.
 std::uint64_t kind_of(const Batch& batch) {
-  const Signature& s = batch.operations.front()->signature;
+  const Signature& s = batch.operations.front()->signature();
   std::uint64_t bytes = 0, tensors = 0;
   for (const OperationPtr& operation : batch.operations) {
-    bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature));
-    tensors += operation->signature.shapes.size();
+    bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature()));
+    tensors += operation->signature().shapes.size();
   }
   Hash hash;
   for (const std::uint64_t part :

@@ -67,7 +67,7 @@ Status HandleTable::poll(hp_handle handle) {
   const OperationPtr& operation = find(handle);
   const Status status = status_of(*operation);
   // Who polls a send or recv may be a server that waits for others than its ranks.
-  if (status.code == HP_IN_PROGRESS && !is_point_to_point(operation->signature.op)) {
+  if (status.code == HP_IN_PROGRESS && !is_point_to_point(operation->signature().op)) {
     const SteadyTime now = steady_now();
     if (threads_.current().note_poll(now)) operation->waiting.noted_at = now;
   }
@@ -144,18 +144,18 @@ std::vector<CallerThreads::State> HandleTable::threads(SteadyTime now, Seconds l
   return threads_.states(now, least);
 }
 
-std::vector<std::pair<OperationPtr, std::string>> HandleTable::pending() const {
+std::vector<std::pair<OperationPtr, IdentityPtr>> HandleTable::pending() const {
   std::lock_guard lock(mutex_);
-  std::vector<std::pair<OperationPtr, std::string>> pending;
+  std::vector<std::pair<OperationPtr, IdentityPtr>> pending;
   for (const auto& [handle, operation] : operations_) {
-    if (!operation->done) pending.emplace_back(operation, operation->name);
+    if (!operation->done) pending.emplace_back(operation, operation->identity);
   }
   return pending;
 }
 
-void HandleTable::rename(Operation& operation, std::string name) {
+void HandleTable::rename(Operation& operation, IdentityPtr identity) {
   std::lock_guard lock(mutex_);
-  operation.name = std::move(name);
+  operation.identity = std::move(identity);
 }
 
 HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, Seconds timeout) : table_(table) {

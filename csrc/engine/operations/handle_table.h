@@ -75,10 +75,10 @@ class HandleTable {
   int busy_threads(SteadyTime now, Seconds least = {}) const;
   // What is known of the threads; see CallerThreads.
   std::vector<CallerThreads::State> threads(SteadyTime now, Seconds least) const;
-  // The operations that have not ended, with their names, which rename() may change.
-  std::vector<std::pair<OperationPtr, std::string>> pending() const;
+  // The operations that have not ended, with their identities, which rename() may change.
+  std::vector<std::pair<OperationPtr, IdentityPtr>> pending() const;
   // Gives an operation another name. Only the thread that runs the loop reads it without a lock.
-  void rename(Operation& operation, std::string name);
+  void rename(Operation& operation, IdentityPtr identity);
   // When an operation was submitted or ended for the last time; 0: never.
   SteadyTime last_event() const { return last_event_.load(std::memory_order_relaxed); }
   // Whether a thread sleeps in a Wait.

@@ -22,18 +22,15 @@ const TensorOutcome& Operation::outcome(int index) const {
 }
 
 std::string Operation::describe() const {
-  const std::string kind = op_kind_name(signature.op);
+  const std::string& name = this->name();
+  const std::string kind = op_kind_name(signature().op);
   // The gather of the parts of a sparse tensor is called an allreduce, which it is for its caller.
-  const bool is_of_parts = !signature.layout.empty() &&
+  const bool is_of_parts = !signature().layout.empty() &&
                            name.starts_with(op_kind_name(OpKind::kAllreduce) + std::string("."));
   const bool says_kind = is_of_parts || name == kind || name.starts_with(kind + ".");
   std::string text = name.empty() ? kind : says_kind ? "'" + name + "'" : kind + " '" + name + "'";
   if (members->set != 0) text += " (process set " + std::to_string(members->set) + ")";
   return text;
-}
-
-std::string Operation::key() const {
-  return members->set == 0 ? name : name + '\0' + std::to_string(members->set);
 }
 
 }  // namespace horoplug

@@ -10,8 +10,8 @@
 
 #include "base/running_clock.h"
 #include "base/status.h"
+#include "controller/state/identity.h"
 #include "controller/state/members.h"
-#include "controller/state/signature.h"
 #include "device/cuda/runtime/device.h"
 #include "transport/shm/shared_buffer.h"
 
@@ -43,8 +43,7 @@ struct Operation {
   // Fixed at submission.
   hp_handle handle = 0;
   MembersPtr members;
-  std::string name;
-  Signature signature;
+  IdentityPtr identity;  // whose name may be empty until the queue of submissions gives it one
   std::vector<TensorArgument> tensors;
   std::vector<std::int64_t> splits;  // alltoall, scatter on its root: rows for each rank
   std::int32_t tag = 0;              // send, recv
@@ -98,12 +97,12 @@ struct Operation {
     void* done_context = nullptr;
   } waiting;
 
+  const std::string& name() const { return identity->name; }
+  const Signature& signature() const { return identity->signature; }
   // The result for tensor `index`; throws Error(HP_INVALID_ARGUMENT) if there is none.
   const TensorOutcome& outcome(int index) const;
   // "allreduce 'grad.0'", for messages. Names that bindings give begin with the operation already.
   std::string describe() const;
-  // Must be unique among the operations in flight. A name can be used in every process set.
-  std::string key() const;
 };
 
 using OperationPtr = std::shared_ptr<Operation>;

@@ -85,7 +85,7 @@ const WireFormat* wire_format(const hp_submission& submission, const Signature& 
 }
 
 void check_splits(Operation& operation, const hp_submission& submission, int size) {
-  const Signature& signature = operation.signature;
+  const Signature& signature = operation.signature();
   const std::int64_t rows = rows_of(signature.shapes.front());
   const bool scatters = signature.op == OpKind::kScatter;
   if (scatters && operation.members->index_of(signature.root) != operation.members->index) {
@@ -129,11 +129,11 @@ void check_splits(Operation& operation, const hp_submission& submission, int siz
 
 }  // namespace
 
-OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members) {
-  auto operation = std::make_shared<Operation>();
-  operation->members = members;
+Prepared prepare(const hp_submission& submission, const MembersPtr& members) {
   const int size = members->size();
-  Signature& signature = operation->signature;
+  Prepared prepared;
+  prepared.members = members;
+  Signature signature;
   signature.op = checked<OpKind>(submission.op, kOpKindCount, "operation");
   const OperationInfo& info = operation_info(signature.op);
   if (is_administrative(signature.op)) {
@@ -145,21 +145,19 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
   if (!info.reduces) signature.reduce = ReduceOp::kSum;
   // Ranks need not use GPUs with the same ordinal.
   signature.device = submission.device < 0 || !info.has_tensors ? -1 : 0;
-  if (signature.device == 0) {
-    operation->gpu.ordinal = submission.device;
-    operation->gpu.stream = static_cast<CUstream>(submission.stream);
-  }
+  if (signature.device == 0) prepared.gpu = submission.device;
   const auto factor = [](double value) { return value == 0 ? 1.0 : value; };
   signature.prescale = factor(submission.prescale);
   signature.postscale = factor(submission.postscale);
   if (!std::isfinite(signature.prescale) || !std::isfinite(signature.postscale)) {
     reject("prescale and postscale factors must be finite");
   }
+  std::string name;
   if (submission.name != nullptr) {
-    operation->name = submission.name;
-    if (operation->name.empty()) reject("empty operation name; pass a name or none");
-    if (operation->name.size() > kLongestName) {
-      reject("a name of " + std::to_string(operation->name.size()) + " bytes; names have at most " +
+    name = submission.name;
+    if (name.empty()) reject("empty operation name; pass a name or none");
+    if (name.size() > kLongestName) {
+      reject("a name of " + std::to_string(name.size()) + " bytes; names have at most " +
              std::to_string(kLongestName));
     }
   }
@@ -183,65 +181,96 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
       reject(root + " does not exist; there are ranks 0 to " + std::to_string(size - 1));
     }
   }
-  operation->counts_caller = submission.pool_thread == 0;
+  if (info.has_tensors) {
+    if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");
+    for (int i = 0; i < submission.tensor_count; ++i) {
+      Shape shape = checked_shape(submission.tensors[i], dtype_size(signature.dtype));
+      if (info.needs_rows && shape.empty()) {
+        reject(std::string(info.name) + " needs a tensor with at least one dimension");
+      }
+      signature.shapes.push_back(std::move(shape));
+    }
+    const bool takes_one = is_point_to_point(signature.op) || info.takes_splits;
+    if (takes_one && submission.tensor_count != 1)
+      reject(std::string(info.name) + " takes one tensor");
+    if (is_point_to_point(signature.op)) {
+      if (submission.tag < 0) {
+        reject("tag " + std::to_string(submission.tag) + "; tags are 0 or more");
+      }
+      prepared.tag = submission.tag;
+    }
+    if (info.reduces) check_reduction(signature, size);
+  }
+  prepared.identity = make_identity(std::move(name), std::move(signature));
+  return prepared;
+}
+
+OperationPtr make_operation(const Prepared& prepared, std::span<const TensorArgument> tensors,
+                            void* stream, bool in_pool) {
+  const Signature& signature = prepared.identity->signature;
+  const OperationInfo& info = operation_info(signature.op);
+  auto operation = std::make_shared<Operation>();
+  operation->members = prepared.members;
+  operation->identity = prepared.identity;
+  operation->tag = prepared.tag;
+  operation->gpu.ordinal = prepared.gpu;
+  if (prepared.gpu >= 0) operation->gpu.stream = static_cast<CUstream>(stream);
+  operation->counts_caller = !in_pool;
   if (!info.has_tensors) return operation;
 
-  if (submission.tensor_count < 1 || submission.tensors == nullptr) reject("no tensor given");
-  const bool is_root = info.has_root && members->index_of(signature.root) == members->index;
-  for (int i = 0; i < submission.tensor_count; ++i) {
-    const hp_tensor& tensor = submission.tensors[i];
-    Shape shape = checked_shape(tensor, dtype_size(signature.dtype));
-    const bool has_data = elements_of(shape) > 0;
-    const bool is_read =
-        signature.op != OpKind::kReceive && (signature.op != OpKind::kScatter || is_root);
+  const Members& members = *prepared.members;
+  const bool is_root = info.has_root && members.index_of(signature.root) == members.index;
+  const bool is_read =
+      signature.op != OpKind::kReceive && (signature.op != OpKind::kScatter || is_root);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorArgument& tensor = tensors[i];
+    const bool has_data = elements_of(signature.shapes[i]) > 0;
     if (has_data && is_read && tensor.input == nullptr) reject("a tensor without memory");
     if (signature.op == OpKind::kScatter && tensor.output != nullptr) {
       reject("the output of this operation is allocated by the engine");
     }
     const bool needs_output = info.output == OpOutput::kSubmitted;
     if (has_data && needs_output && tensor.output == nullptr) reject("a tensor without an output");
-    if (info.needs_rows && shape.empty()) {
-      reject(std::string(info.name) + " needs a tensor with at least one dimension");
-    }
-    operation->tensors.push_back(
+  }
+  operation->tensors.assign(tensors.begin(), tensors.end());
+  return operation;
+}
+
+OperationPtr make_operation(const hp_submission& submission, const MembersPtr& members) {
+  const Prepared prepared = prepare(submission, members);
+  std::vector<TensorArgument> tensors;
+  const OperationInfo& info = operation_info(prepared.identity->signature.op);
+  for (int i = 0; info.has_tensors && i < submission.tensor_count; ++i) {
+    const hp_tensor& tensor = submission.tensors[i];
+    tensors.push_back(
         {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
-    signature.shapes.push_back(std::move(shape));
   }
-  if (is_point_to_point(signature.op)) {
-    if (submission.tensor_count != 1) reject(std::string(info.name) + " takes one tensor");
-    if (submission.tag < 0)
-      reject("tag " + std::to_string(submission.tag) + "; tags are 0 or more");
-    operation->tag = submission.tag;
-  }
-  if (info.reduces) check_reduction(signature, size);
-  if (info.takes_splits) {
-    if (submission.tensor_count != 1) reject(std::string(info.name) + " takes one tensor");
-    check_splits(*operation, submission, size);
-  }
+  const OperationPtr operation =
+      make_operation(prepared, tensors, submission.stream, submission.pool_thread != 0);
+  if (info.takes_splits) check_splits(*operation, submission, members->size());
   return operation;
 }
 
 OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments) {
   auto operation = std::make_shared<Operation>();
   operation->members = members;
-  operation->signature.op = op;
-  operation->signature.recurring = false;
-  operation->signature.shapes = {arguments};
+  Signature signature;
+  signature.op = op;
+  signature.recurring = false;
+  signature.shapes = {arguments};
   // Only one join per process set can be in flight.
-  if (op == OpKind::kJoin) operation->name = op_kind_name(op);
+  operation->identity = make_identity(op == OpKind::kJoin ? op_kind_name(op) : "", signature);
   return operation;
 }
 
-OperationPtr make_absent(const std::string& name, const Signature& signature,
-                         const MembersPtr& members) {
+OperationPtr make_absent(const Identity& identity, const MembersPtr& members) {
   auto operation = std::make_shared<Operation>();
   operation->members = members;
-  operation->name = name;
   operation->absent = true;
   operation->submitted_at = steady_now();
-  operation->signature = signature;
+  Signature signature = identity.signature;
   const OperationInfo& info = operation_info(signature.op);
-  for (Shape& shape : operation->signature.shapes) {
+  for (Shape& shape : signature.shapes) {
     const hp_tensor tensor{nullptr, nullptr, shape.data(), static_cast<int32_t>(shape.size()), 0};
     try {
       checked_shape(tensor, dtype_size(signature.dtype));
@@ -256,6 +285,7 @@ OperationPtr make_absent(const std::string& name, const Signature& signature,
   if (info.takes_splits) {
     operation->splits.assign(members->ranks.size(), 0);
   }
+  operation->identity = make_identity(identity.name, std::move(signature));
   return operation;
 }
 

@@ -62,11 +62,11 @@ Status SubmissionQueue::end() const {
 
 Seconds SubmissionQueue::active_time() const {
   std::lock_guard lock(mutex_);
-  return active_time_ + (in_flight_.empty() ? Seconds::zero() : steady_now() - active_since_);
+  return active_time_ + (in_flight_ == 0 ? Seconds::zero() : steady_now() - active_since_);
 }
 
 std::string SubmissionQueue::next_name(const Operation& operation) {
-  const OpKind kind = operation.signature.op;
+  const OpKind kind = operation.signature().op;
   const std::uint64_t number = ++unnamed_[{operation.members->set, kind}];
   return std::string(op_kind_name(kind)) + ".noname." + std::to_string(number);
 }
@@ -76,7 +76,7 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   const auto refuse = [&](hp_status code, const std::string& why) {
     throw Error(code, operation->describe() + " cannot run: " + why);
   };
-  const OpKind kind = operation->signature.op;
+  const OpKind kind = operation->signature().op;
   const std::uint32_t number = operation->members->set;
   const Status& end = end_.ok() && !is_point_to_point(kind) ? end_of_collectives_ : end_;
   if (!end.ok()) refuse(end.code, end.message);
@@ -88,11 +88,11 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
     refuse(HP_INVALID_ARGUMENT,
            "this rank has joined, and waits until every rank has called join()");
   }
-  if (operation->name.empty()) {
-    operation->name = next_name(*operation);
+  if (operation->name().empty()) {
+    operation->identity = make_identity(next_name(*operation), operation->signature());
     operation->is_numbered = true;
   }
-  if (!in_flight_.insert(operation->key()).second) {
+  if (!set.in_flight.insert(operation->identity).second) {
     throw Error(HP_DUPLICATE_NAME,
                 operation->describe() +
                     " is still in flight; wait for it before you submit another operation of the "
@@ -104,7 +104,7 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   }
   operation->dependency_stage = dependency_stage_;
   operation->submitted_at = steady_now();
-  if (in_flight_.size() == 1) active_since_ = operation->submitted_at;
+  if (++in_flight_ == 1) active_since_ = operation->submitted_at;
   is_urgent_ |= is_point_to_point(kind);
   handles_.add(operation);
   queue_.push_back(operation);
@@ -140,7 +140,7 @@ bool SubmissionQueue::set_wanted(std::size_t count) {
 
 void SubmissionQueue::open_set(std::uint32_t set) {
   std::lock_guard lock(mutex_);
-  sets_.emplace(set, SetState{});
+  sets_.try_emplace(set);
 }
 
 void SubmissionQueue::close_set(std::uint32_t set, const Status& why) {
@@ -160,7 +160,10 @@ void SubmissionQueue::end_collectives(const Status& why) {
 
 void SubmissionQueue::forget_set(std::uint32_t set) {
   std::lock_guard lock(mutex_);
-  sets_.erase(set);
+  if (const auto found = sets_.find(set); found != sets_.end()) {
+    count_ended(found->second.in_flight.size());
+    sets_.erase(found);
+  }
   restart_numbering_locked(set);
 }
 
@@ -171,18 +174,23 @@ void SubmissionQueue::fail(const Status& why) {
 
 void SubmissionQueue::forget(std::span<const OperationPtr> operations) {
   std::lock_guard lock(mutex_);
-  const bool were_in_flight = !in_flight_.empty();
   for (const OperationPtr& operation : operations) {
     if (operation->absent) continue;
-    in_flight_.erase(operation->key());
-    if (operation->signature.op != OpKind::kJoin) continue;
     const std::uint32_t number = operation->members->set;
     const auto set = sets_.find(number);
+    if (set != sets_.end()) count_ended(set->second.in_flight.erase(operation->identity));
+    if (operation->signature().op != OpKind::kJoin) continue;
     if (set != sets_.end()) set->second.joined = false;
     // Ranks that joined early have counted fewer operations.
     restart_numbering_locked(number);
   }
-  if (were_in_flight && in_flight_.empty()) active_time_ += steady_now() - active_since_;
+}
+
+// Under the lock.
+void SubmissionQueue::count_ended(std::size_t operations) {
+  if (operations == 0) return;
+  in_flight_ -= operations;
+  if (in_flight_ == 0) active_time_ += steady_now() - active_since_;
 }
 
 void SubmissionQueue::begin_again(std::uint32_t set, std::vector<OperationPtr> later) {
@@ -193,13 +201,17 @@ void SubmissionQueue::begin_again(std::uint32_t set, std::vector<OperationPtr> l
   queue_.insert(queue_.begin(), later.begin(), later.end());
   std::vector<OperationPtr> renamed;
   for (const OperationPtr& operation : queue_) {
-    const bool counts = operation->is_numbered && !is_point_to_point(operation->signature.op);
+    const bool counts = operation->is_numbered && !is_point_to_point(operation->signature().op);
     if (counts && operation->members->set == set) renamed.push_back(operation);
   }
-  for (const OperationPtr& operation : renamed) in_flight_.erase(operation->key());
-  for (const OperationPtr& operation : renamed) {
-    handles_.rename(*operation, next_name(*operation));
-    in_flight_.insert(operation->key());
+  const auto found = sets_.find(set);
+  if (found != sets_.end()) {
+    NameSet& in_flight = found->second.in_flight;
+    for (const OperationPtr& operation : renamed) in_flight.erase(operation->identity);
+    for (const OperationPtr& operation : renamed) {
+      handles_.rename(*operation, make_identity(next_name(*operation), operation->signature()));
+      in_flight.insert(operation->identity);
+    }
   }
   if (!later.empty()) requests_waiting_.store(true);
 }

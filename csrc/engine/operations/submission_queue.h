@@ -14,7 +14,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -96,9 +95,11 @@ class SubmissionQueue {
   struct SetState {
     bool joined = false;  // this rank has joined and may submit nothing before the join ends
     Status end;           // why nothing can be submitted any more
+    NameSet in_flight;
   };
 
   void admit(const OperationPtr& operation);
+  void count_ended(std::size_t operations);
   std::string next_name(const Operation& operation);
   bool has_enough();
   void restart_numbering_locked(std::uint32_t set);
@@ -112,9 +113,9 @@ class SubmissionQueue {
   Status end_;
   Status end_of_collectives_;
   std::vector<OperationPtr> queue_;
-  std::unordered_set<std::string> in_flight_;  // Operation::key()
-  SteadyTime active_since_;                    // when the first of them was submitted
-  Seconds active_time_{};                      // before that
+  std::size_t in_flight_ = 0;  // operations of all sets
+  SteadyTime active_since_;    // when the first of them was submitted
+  Seconds active_time_{};      // before that
   // The number of operations without a name so far, by process set and kind.
   std::map<std::pair<std::uint32_t, OpKind>, std::uint64_t> unnamed_;
   std::uint64_t observations_seen_ = 0;

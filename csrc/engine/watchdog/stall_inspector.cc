@@ -16,12 +16,12 @@ Seconds age(Time since, Time now) {
 // A send or recv with the other end. Every rank in the set may help a recv from any rank. Its name
 // has to be unique: an operation of one name that all ranks have submitted waits for nobody.
 std::string name_of_transfer(const Operation& operation, int rank) {
-  const int peer = operation.signature.root;
-  const bool sends = operation.signature.op == OpKind::kSend;
+  const int peer = operation.signature().root;
+  const bool sends = operation.signature().op == OpKind::kSend;
   const std::string partner = peer == PointToPointMatcher::kAnyRank
                                   ? " of rank " + std::to_string(rank) + " from any rank"
                                   : (sends ? " to rank " : " from rank ") + std::to_string(peer);
-  return operation.name + partner + ", tag " + std::to_string(operation.tag);
+  return operation.name() + partner + ", tag " + std::to_string(operation.tag);
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ Seconds StallInspector::quiet_time() const {
 // A join waits for as long as the other ranks have data, which is no stall: it counts from the last
 // sign that they have.
 RunningTime StallInspector::waiting_since(const ProcessSet& set, const Operation& operation) {
-  return operation.signature.op == OpKind::kJoin
+  return operation.signature().op == OpKind::kJoin
              ? std::max(operation.pending_since, set.last_event())
              : operation.pending_since;
 }
@@ -99,7 +99,7 @@ std::optional<RunningTime> StallInspector::oldest_wait() const {
   std::optional<RunningTime> oldest;
   const auto note = [&](RunningTime since) { oldest = std::min(oldest.value_or(since), since); };
   for (const ProcessSet& set : registry_.sets()) {
-    for (const auto& [name, operation] : set.pending()) {
+    for (const auto& [identity, operation] : set.pending()) {
       if (operation->handle == 0) continue;  // nobody waits for it
       note(waiting_since(set, *operation));
     }
@@ -197,12 +197,12 @@ RankReport StallInspector::report_of_this_rank() {
   report.busy_threads = static_cast<std::uint32_t>(CallerThreads::busy(threads));
   for (const ProcessSet& set : registry_.sets()) {
     report.executing |= !set.executor().idle();
-    for (const auto& [name, operation] : set.pending()) {
+    for (const auto& [identity, operation] : set.pending()) {
       if (operation->handle == 0) continue;
       operation->reported = true;
-      report.pending.push_back({set.number(), name, age(waiting_since(set, *operation), now),
-                                handles_.awaited(*operation, steady),
-                                operation->signature.op == OpKind::kJoin, -1});
+      report.pending.push_back(
+          {set.number(), identity->name, age(waiting_since(set, *operation), now),
+           handles_.awaited(*operation, steady), operation->signature().op == OpKind::kJoin, -1});
     }
   }
   report.executing |= !point_to_point_.idle();
@@ -211,7 +211,7 @@ RankReport StallInspector::report_of_this_rank() {
                               .name = name_of_transfer(*operation, config_.rank),
                               .age = age(operation->pending_since, now),
                               .waited = handles_.awaited(*operation, steady),
-                              .peer = operation->signature.root});
+                              .peer = operation->signature().root});
   }
   return report;
 }
@@ -222,14 +222,14 @@ RankReport StallInspector::report_of_this_rank() {
 void StallInspector::add_group(const AttachedGroup& group, SteadyTime now,
                                RankReport& report) const {
   const auto here = [&](int rank) { return group.ranks.at(static_cast<std::size_t>(rank)); };
-  for (const auto& [operation, name] : group.handles->pending()) {
-    const OpKind kind = operation->signature.op;
+  for (const auto& [operation, identity] : group.handles->pending()) {
+    const OpKind kind = identity->signature.op;
     // Who has joined is not known here.
     report.executing |= kind == OpKind::kJoin || operation->decided;
     if (operation->decided) continue;
     operation->reported = true;
     RankReport::Pending pending{.set = operation->members->set,
-                                .name = name,
+                                .name = identity->name,
                                 .age = age(operation->submitted_at, now),
                                 .waited = group.handles->awaited(*operation, now),
                                 .group = group.name};
@@ -238,7 +238,7 @@ void StallInspector::add_group(const AttachedGroup& group, SteadyTime now,
       const int self =
           operation->members->ranks[static_cast<std::size_t>(operation->members->index)];
       pending.name = name_of_transfer(*operation, self);
-      const int peer = operation->signature.root;
+      const int peer = identity->signature.root;
       if (peer != PointToPointMatcher::kAnyRank) pending.peer = here(peer);
     }
     report.pending.push_back(std::move(pending));
@@ -342,7 +342,7 @@ void StallInspector::warn_of(const std::vector<Diagnosis::Stall>& stalls, Runnin
 void StallInspector::check_without_inspection(RunningTime now) {
   const Limit progress = progress_limit(config_.options);
   for (const auto& [handle, operation] : point_to_point_.waiting()) {
-    std::vector<int> ranks{operation->signature.root};
+    std::vector<int> ranks{operation->signature().root};
     if (ranks.front() == PointToPointMatcher::kAnyRank) ranks = operation->members->ranks;
     std::erase_if(ranks,
                   [&](int rank) { return rank == config_.rank || peers_.has_departed(rank); });

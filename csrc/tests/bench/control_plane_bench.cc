@@ -88,7 +88,7 @@ class ControlPlane {
       const std::size_t end = names.size() * (burst + 1) / bursts;
       for (std::size_t i = 0; i < actors_.size(); ++i) {
         for (std::size_t n = begin; n < end; ++n) {
-          actors_[i].negotiator.submit(names[n], signature_, dependency_stage_);
+          actors_[i].negotiator.submit(make_identity(names[n], signature_), dependency_stage_);
           ++undecided_;
         }
         collect(i);
@@ -189,7 +189,7 @@ class ControlPlane {
         throw std::logic_error(decision.status.message);
       any = true;
       actor.running.push_back(decision.plan);
-      undecided_ -= decision.names.size();
+      undecided_ -= decision.operations.size();
     }
     return any;
   }

@@ -155,11 +155,11 @@ Part make_part(const Work& work, std::size_t rank) {
     const Work::Item& item = work.items[i];
     auto operation = std::make_shared<Operation>();
     operation->members = make_members(0, everyone, static_cast<int>(rank));
-    operation->name = std::to_string(i);
-    operation->signature = work.signature;
+    Signature signature = work.signature;
+    if (!item.rows.empty()) signature.shapes = {{item.rows[rank], item.row_elements}};
+    operation->identity = make_identity(std::to_string(i), std::move(signature));
     part.batch.operations.push_back(operation);
     if (item.rows.empty()) continue;
-    operation->signature.shapes = {{item.rows[rank], item.row_elements}};
     const bool is_root = work.signature.root == static_cast<int>(rank);
     if (!item.splits[rank].empty()) operation->splits = item.splits[rank];
     if (work.signature.op == OpKind::kScatter && !is_root) operation->splits.assign(work.ranks, 0);

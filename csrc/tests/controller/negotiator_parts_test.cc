@@ -60,7 +60,7 @@ DecisionItem::Member decide(DecisionQueue& queue, NameTable& names, const std::s
 std::optional<PlanLearner::Query> run_steps(PlanLearner& learner, int most, int* steps) {
   for (*steps = 1; *steps <= most; ++*steps) {
     for (const char* name : {"a", "b", "c"}) {
-      learner.note(name, signature_of(), 1);
+      learner.note(*make_identity(name, signature_of()), 1);
       learner.note_batch({{name, signature_of(), {}}});
     }
     if (const auto query = learner.propose_query()) return query;
@@ -237,12 +237,12 @@ TEST_CASE("equal steps lead to a query, whose answers are learned once") {
 
 TEST_CASE("a query needs operations that every rank has submitted") {
   PlanLearner learner(3, 0);
-  learner.note("a", signature_of(), 1);
+  learner.note(*make_identity("a", signature_of()), 1);
   CHECK_THROWS_AS(learner.begin_query(1, 2), WireError);
   CHECK_THROWS_AS(learner.begin_query(1, 0), WireError);
-  learner.note("b", signature_of(), PlanLearner::kNoDependencyStage);
+  learner.note(*make_identity("b", signature_of()), PlanLearner::kNoDependencyStage);
   CHECK_THROWS_AS(learner.begin_query(1, 1), WireError);
-  learner.note("c", signature_of(), 1);
+  learner.note(*make_identity("c", signature_of()), 1);
   learner.begin_query(1, 1);
   CHECK(learner.query().complete());  // a leaf waits for no children
 }
@@ -292,16 +292,17 @@ TEST_CASE("a plan ends at the last batch that all ranks have joined") {
 
 TEST_CASE("pending operations are listed in the order of their submission") {
   PendingOperations pending;
-  for (const char* name : {"c", "a", "b"}) pending.add(name, signature_of(), 5);
-  CHECK_THROWS_AS(pending.add("a", signature_of(), 5), std::logic_error);
-  CHECK(pending.erase("a"));
-  CHECK(!pending.erase("a"));
+  const IdentityPtr a = make_identity("a", signature_of());
+  for (const char* name : {"c", "a", "b"}) pending.add(make_identity(name, signature_of()), 5);
+  CHECK_THROWS_AS(pending.add(a, 5), std::logic_error);
+  CHECK(pending.erase(a));
+  CHECK(!pending.erase(a));
   CHECK(pending.find("a") == nullptr);
-  pending.add("a", signature_of(), 6);
+  pending.add(a, 6);
   std::string order;
-  for (const auto* entry : pending.in_order()) order += entry->first;
+  for (const auto* entry : pending.in_order()) order += entry->first->name;
   CHECK(order == "cba");
-  CHECK(pending.find("a")->dependency_stage == 6);
+  CHECK(pending.find("a")->second.dependency_stage == 6);
 }
 
 TEST_CASE("a node of the tree knows its neighbours and keeps messages in order") {
@@ -357,7 +358,7 @@ TEST_CASE("applied batches are numbered without gaps and take operations that ar
   CHECK_THROWS_AS(applied.apply_batch(batch), WireError);  // not pending
   applied.add_plan_stop(DecisionItem::Kind::kUninstallPlan, 1, 6);
   CHECK(applied.last_batch() == 6);
-  state.pending.add("a", signature_of(), 1);
+  state.pending.add(make_identity("a", signature_of()), 1);
   CHECK_THROWS_AS(applied.apply_batch(batch), WireError);  // not the next number
   batch.batch = 7;
   applied.apply_batch(batch);
@@ -381,8 +382,9 @@ TEST_CASE("applied batches are numbered without gaps and take operations that ar
   const auto decisions = applied.take();
   REQUIRE(decisions.size() == 4);
   CHECK(decisions[0].plan == 1);
-  CHECK(decisions[1].names == std::vector<std::string>{"a"});
-  CHECK(decisions[2].unknown.contains("b"));
+  CHECK(testing::names_of(decisions[1].operations) == std::vector<std::string>{"a"});
+  CHECK(testing::names_of(decisions[2].operations) == std::vector<std::string>{"b"});
+  CHECK(decisions[2].lacks(0, 0));
   CHECK(decisions[3].rank == 1);
   CHECK(applied.take().empty());
 }

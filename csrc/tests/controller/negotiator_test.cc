@@ -28,7 +28,7 @@ void same_decisions_everywhere(SimulatedJob& simulation) {
     REQUIRE(other.size() == first.size());
     for (std::size_t i = 0; i < first.size(); ++i) {
       const bool same = other[i].kind == first[i].kind && other[i].batch == first[i].batch &&
-                        other[i].names == first[i].names &&
+                        names_of(other[i].operations) == names_of(first[i].operations) &&
                         other[i].status.message == first[i].status.message;
       if (!same) FAIL("decision " << i << " of rank " << rank << " is not that of rank 0");
     }
@@ -98,7 +98,9 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
       const int rank = below(random, ranks);
       const auto me = static_cast<std::size_t>(rank);
       for (; seen[me] < simulation[rank].decided.size(); ++seen[me]) {
-        for (const auto& name : simulation[rank].decided[seen[me]].names) in_flight[me].erase(name);
+        for (const auto& name : names_of(simulation[rank].decided[seen[me]].operations)) {
+          in_flight[me].erase(name);
+        }
       }
       const bool submits = below(random, 3) == 0;
       if (submits && !left[me].empty() && !in_flight[me].contains(left[me].front().first)) {
@@ -118,7 +120,7 @@ TEST_CASE("ranks that submit in any order agree, and every operation runs exactl
     std::map<std::string, int> runs;
     std::map<std::string, int> errors;
     for (const auto& decision : simulation[0].decided) {
-      for (const auto& name : decision.names) {
+      for (const auto& name : names_of(decision.operations)) {
         ++(decision.kind == DecisionItem::Kind::kBatch ? runs : errors)[name];
       }
       if (decision.kind == DecisionItem::Kind::kError) {
@@ -166,7 +168,7 @@ TEST_CASE("after fail_all, old readiness is dropped and new operations run") {
     same_decisions_everywhere(simulation);
     REQUIRE(simulation[0].decided.size() == 2);
     CHECK(simulation[0].decided[0].kind == DecisionItem::Kind::kFailAll);
-    CHECK(simulation[0].decided[1].names == std::vector<std::string>{"stuck"});
+    CHECK(names_of(simulation[0].decided[1].operations) == std::vector<std::string>{"stuck"});
   }
 }
 
@@ -245,12 +247,12 @@ TEST_CASE(
         continue;
       }
       REQUIRE(decision.kind == DecisionItem::Kind::kBatch);
-      for (std::size_t i = 0; i < decision.names.size(); ++i) {
-        CHECK(run.insert(decision.names[i]).second);
+      for (std::size_t i = 0; i < decision.operations.size(); ++i) {
+        CHECK(run.insert(decision.operations[i]->name).second);
         std::vector<int> without;
         for (int rank = 0; rank < ranks; ++rank) {
           if (counts[phase][static_cast<std::size_t>(rank)] <=
-              std::stoi(decision.names[i].substr(2)))
+              std::stoi(decision.operations[i]->name.substr(2)))
             without.push_back(rank);
         }
         CHECK(decision.absent[i] == RankRanges(std::span<const int>(without)));
@@ -274,7 +276,7 @@ TEST_CASE("a join deep in the tree arrives after the readiness that it completes
   }
   REQUIRE(simulation[10].decided.size() == 1);
   CHECK(simulation[10].decided[0].absent == std::vector<RankRanges>{RankRanges{10}});
-  CHECK(simulation[10].decided[0].unknown.contains("x"));
+  CHECK(simulation[10].decided[0].lacks(0, 10));
 }
 
 TEST_CASE("when a rank leaves, every rank runs the same operations before the end") {
@@ -377,7 +379,7 @@ TEST_CASE("invalid messages are rejected") {
   item.members = {{std::nullopt, "never submitted", {}, {}}};
   CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);
   CHECK_THROWS_AS(leaf.receive(2, Decisions{0, {}}), WireError);  // the sender is not the parent
-  leaf.submit("x", signature_of(OpKind::kAllreduce, 4));
+  leaf.submit(make_identity("x", signature_of(OpKind::kAllreduce, 4)));
   item.batch = 5;
   item.members = {{std::nullopt, "x", {}, {}}};
   CHECK_THROWS_AS(leaf.receive(0, Decisions{0, {item}}), WireError);  // a batch is missing

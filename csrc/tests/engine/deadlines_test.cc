@@ -97,9 +97,11 @@ struct WatchedRank {
   }
   OperationPtr transfer(EngineParts& by, OpKind kind, std::int64_t count, double now) {
     OperationPtr operation = make_test_operation("x", 2, kind);
-    operation->signature.root = 1 - by.config.rank;
-    operation->signature.shapes = {{count}};
-    operation->signature.dtype = DType::kFloat32;
+    change_signature(*operation, [&](Signature& signature) {
+      signature.root = 1 - by.config.rank;
+      signature.shapes = {{count}};
+      signature.dtype = DType::kFloat32;
+    });
     operation->tensors = {
         {reinterpret_cast<const std::byte*>(memory.data()),
          const_cast<std::byte*>(reinterpret_cast<const std::byte*>(memory.data()))}};

@@ -195,14 +195,16 @@ TEST_CASE("a shared buffer is found by operations that work in it, and only by t
   SharedBuffers buffers(ranks[0]->config, ranks[0]->segments);
   CHECK(failure_of([&] { SharedBuffers::check_size(0); }).code == HP_INVALID_ARGUMENT);
   const OperationPtr creation = make_test_operation("", 2, OpKind::kAddBuffer);
-  creation->signature.shapes = {{4096}};
+  change_signature(*creation, [](Signature& signature) { signature.shapes = {{4096}}; });
   buffers.create(*creation);
   CHECK(creation->value == 1);
   std::byte* const data = creation->buffer->data();
   const auto found = [&](const std::byte* input, std::byte* output, std::int64_t count) {
     const OperationPtr operation = make_test_operation("x");
-    operation->signature.dtype = DType::kFloat32;
-    operation->signature.shapes = {{count}};
+    change_signature(*operation, [&](Signature& signature) {
+      signature.dtype = DType::kFloat32;
+      signature.shapes = {{count}};
+    });
     operation->tensors = {{input, output}};
     return buffers.find(*operation) == creation->buffer;
   };

@@ -82,20 +82,20 @@ TEST_CASE("an operation that was submitted after a search does not fail with its
   const OperationPtr later = rank.submit("");
   const OperationPtr last = rank.submit("last");
   rank.take();
-  CHECK(later->name == "allreduce.noname.2");
+  CHECK(later->name() == "allreduce.noname.2");
   rank.receive_failure();
   rank.scheduler.negotiate();
   CHECK(rank.parts.handles.poll(waiting->handle).code == HP_DEADLOCK);
   CHECK(rank.parts.handles.poll(named->handle).code == HP_DEADLOCK);
   // Other ranks submit it after the failure, and count from one.
-  CHECK(later->name == "allreduce.noname.1");
+  CHECK(later->name() == "allreduce.noname.1");
   CHECK(rank.is_pending(later));
   CHECK(rank.is_pending(last));
   rank.take();
   CHECK(rank.parts.registry.global().pending().contains("allreduce.noname.1"));
   CHECK(rank.parts.registry.global().pending().contains("last"));
   const OperationPtr next = rank.submit("");
-  CHECK(next->name == "allreduce.noname.2");
+  CHECK(next->name() == "allreduce.noname.2");
 }
 
 TEST_CASE("an operation that the loop takes together with a failure of the set goes on") {
@@ -111,8 +111,8 @@ TEST_CASE("an operation that the loop takes together with a failure of the set g
   CHECK(rank.parts.handles.poll(waiting->handle).code == HP_DEADLOCK);
   CHECK(rank.is_pending(later));
   // Other ranks count from one after the failure.
-  CHECK(later->name == "allreduce.noname.1");
-  CHECK(rank.parts.registry.global().pending().contains(later->name));
+  CHECK(later->name() == "allreduce.noname.1");
+  CHECK(rank.parts.registry.global().pending().contains(later->name()));
   // A second failure of the same kind, which has been under way meanwhile.
   rank.receive_failure();
   rank.scheduler.negotiate();

@@ -559,8 +559,10 @@ TEST_CASE("after a rank has left, a recv has limits without an inspection of all
   const auto post = [&](int source) {
     OperationPtr operation = make_test_operation("recv.noname.1", 4, OpKind::kReceive);
     operation->handle = 1 + source;
-    operation->signature.root = source;
-    operation->signature.shapes = {{1}};
+    change_signature(*operation, [&](Signature& signature) {
+      signature.root = source;
+      signature.shapes = {{1}};
+    });
     operation->tag = 7;
     operation->pending_since = at(1000);
     rank.point_to_point.submit(operation);

@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Topology topology(std::vector<int>{0, 0, 0});
   Negotiator negotiator(0, topology.position(rank), {});
   StallInspection inspection(topology.position(rank));
-  negotiator.submit("x", testing::sum_of(4));
+  negotiator.submit(make_identity("x", testing::sum_of(4)));
   if (rank == 0) inspection.begin(Seconds::zero());
 
   const auto on_control = [&](int from, Bytes message) {
@@ -67,8 +67,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const auto& decision : negotiator.take_decisions()) {
       if (decision.kind == DecisionItem::Kind::kBatch) negotiator.batch_done(decision.plan);
       // The program submits the operation again, so that it recurs and plans can be installed.
-      const bool has_x = decision.names == std::vector<std::string>{"x"};
-      if (has_x && !negotiator.closed()) negotiator.submit("x", testing::sum_of(4));
+      const bool has_x = testing::names_of(decision.operations) == std::vector<std::string>{"x"};
+      if (has_x && !negotiator.closed()) negotiator.submit(make_identity("x", testing::sum_of(4)));
     }
     negotiator.take_outgoing();
     if (auto report = inspection.take_result()) diagnose(*report, {.members = {{0, {0, 1, 2}}}});

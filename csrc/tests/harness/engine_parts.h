@@ -106,9 +106,18 @@ inline OperationPtr make_test_operation(const std::string& name, int ranks = 2,
   for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
   auto operation = std::make_shared<Operation>();
   operation->members = make_members(set, std::move(all), 0);
-  operation->name = name;
-  operation->signature.op = kind;
+  Signature signature;
+  signature.op = kind;
+  operation->identity = make_identity(name, std::move(signature));
   return operation;
+}
+
+// Changes the signature of an operation that is not submitted yet.
+template <typename Change>
+void change_signature(Operation& operation, Change&& change) {
+  Signature signature = operation.signature();
+  change(signature);
+  operation.identity = make_identity(operation.name(), std::move(signature));
 }
 
 }  // namespace horoplug::testing

@@ -1,9 +1,11 @@
-// Signatures of operations on one tensor with one dimension.
+// Signatures of operations on one tensor with one dimension, and names of operations.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
-#include "controller/state/signature.h"
+#include "controller/state/identity.h"
 
 namespace horoplug::testing {
 
@@ -14,6 +16,13 @@ inline Signature signature_of(OpKind op = OpKind::kAllreduce, std::int64_t eleme
   signature.dtype = dtype;
   signature.shapes = {{elements}};
   return signature;
+}
+
+// The names of operations.
+inline std::vector<std::string> names_of(const std::vector<IdentityPtr>& operations) {
+  std::vector<std::string> names;
+  for (const IdentityPtr& operation : operations) names.push_back(operation->name);
+  return names;
 }
 
 inline Signature sum_of(std::int64_t elements) {

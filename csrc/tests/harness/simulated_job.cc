@@ -95,8 +95,7 @@ void SimulatedJob::submit(int rank, const std::string& name, const Signature& si
   Rank& me = (*this)[rank];
   auto operation = std::make_shared<Operation>();
   operation->members = me.set->members();
-  operation->name = name;
-  operation->signature = signature;
+  operation->identity = make_identity(name, signature);
   if (std::exchange(me.result_observed, false)) ++me.dependency_stage;
   operation->dependency_stage = me.dependency_stage;
   if (me.set->accept(operation, now_).ok()) me.in_flight.insert(name);
@@ -105,7 +104,7 @@ void SimulatedJob::submit(int rank, const std::string& name, const Signature& si
 void SimulatedJob::join(int rank) {
   Rank& me = (*this)[rank];
   const OperationPtr operation = make_administrative(OpKind::kJoin, me.set->members(), {});
-  if (me.set->accept(operation, now_).ok()) me.in_flight.insert(operation->name);
+  if (me.set->accept(operation, now_).ok()) me.in_flight.insert(operation->name());
 }
 
 bool SimulatedJob::can_run_program(const Rank& rank) {
@@ -153,8 +152,8 @@ void SimulatedJob::execute(Rank& me) {
   me.set->batch_done(*batch, now_ += Seconds(1));
   Done& done = me.done.emplace_back(Done{batch->plan, batch->number, {}, batch->tuning});
   for (const OperationPtr& operation : batch->operations) {
-    done.names.push_back(operation->name);
-    me.in_flight.erase(operation->name);
+    done.names.push_back(operation->name());
+    me.in_flight.erase(operation->name());
   }
 }
 
@@ -189,7 +188,7 @@ void SimulatedJob::apply(Rank& me, Negotiator::Decision& decision) const {
   const std::size_t pending = me.set->pending().size();
   const auto applied = me.set->apply(decision, now_, [](Batch&) {});
   me.withdrawn += me.set->pending().size() > pending;
-  for (const OperationPtr& operation : applied.ended) me.in_flight.erase(operation->name);
+  for (const OperationPtr& operation : applied.ended) me.in_flight.erase(operation->name());
 }
 
 }  // namespace horoplug::testing

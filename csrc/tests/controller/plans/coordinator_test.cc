@@ -31,8 +31,9 @@ class Root {
 
   // All ranks submit an operation. Rank 2 may submit another shape.
   void submit(const std::string& name, std::int64_t elements_on_2 = 4) {
-    state.pending.add(name, sum_of(4), 1);
-    if (plans.installed() && plans.submit(name, sum_of(4))) return;
+    const IdentityPtr operation = make_identity(name, sum_of(4));
+    state.pending.add(operation, 1);
+    if (plans.installed() && plans.submit(operation)) return;
     CHECK(!state.readiness.add_self(name, sum_of(4)));
     CHECK(!state.readiness.add_child(0, name, sum_of(4)));
     auto complete = state.readiness.add_child(1, name, sum_of(elements_on_2));

@@ -11,6 +11,7 @@
 #include "harness/signatures.h"
 
 using namespace horoplug;
+using horoplug::testing::names_of;
 using horoplug::testing::sum_of;
 
 namespace {
@@ -35,8 +36,9 @@ struct Rank {
   }
 
   bool submit(const std::string& name) {
-    pending.add(name, sum_of(4), 1);
-    return plans.submit(name, sum_of(4));
+    const IdentityPtr operation = make_identity(name, sum_of(4));
+    pending.add(operation, 1);
+    return plans.submit(operation);
   }
   // Joins the next batch, which all ranks join.
   bool run_batch() {
@@ -81,7 +83,7 @@ TEST_CASE("a rank joins the batches of a plan in order as its operations become 
   CHECK(!rank.plans.held_up());
   REQUIRE(rank.plans.join_next());
   CHECK(rank.plans.plan().joined() == 5);
-  CHECK(rank.plans.plan().last() == std::vector<std::string>{"a"});
+  CHECK(names_of(rank.plans.plan().last()) == std::vector<std::string>{"a"});
   CHECK(rank.plans.waits_in_plan());
   CHECK(rank.plans.submissions_wanted() == std::numeric_limits<std::size_t>::max());
   CHECK(!rank.plans.join_next());
@@ -100,8 +102,8 @@ TEST_CASE("an operation that the plan lacks is negotiated; one that it cannot ru
   CHECK(!rank.submit("x"));
   CHECK(rank.sent().empty());
   CHECK(rank.submit("a"));
-  CHECK(rank.plans.submit("a", sum_of(4)));  // again, before the first one has run
-  CHECK(rank.plans.submit("b", sum_of(5)));
+  CHECK(rank.plans.submit(make_identity("a", sum_of(4))));  // again, before the first one has run
+  CHECK(rank.plans.submit(make_identity("b", sum_of(5))));
   CHECK(rank.sent() == std::vector<Rank::Sent>{{1, MessageKind::kBreak, 0}});
   CHECK(rank.plans.halt_state().end_wanted());
   CHECK(rank.plans.submissions_wanted() == 1);
@@ -173,7 +175,7 @@ TEST_CASE("a paused plan goes on with the batch that was withdrawn, in a new epo
   CHECK_THROWS_AS(rank.plans.resume(6), WireError);
   REQUIRE(rank.plans.join_next());
   CHECK(rank.plans.plan().joined() == 7);
-  CHECK(rank.plans.plan().last() == std::vector<std::string>{"a"});
+  CHECK(names_of(rank.plans.plan().last()) == std::vector<std::string>{"a"});
   CHECK(rank.plans.plan().epoch() == epoch + 1);
   CHECK(!rank.plans.batch_done(epoch));
 }

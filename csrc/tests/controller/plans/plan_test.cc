@@ -249,8 +249,9 @@ TEST_CASE("a withdrawn batch of a plan is joined again, whatever choices the pla
     std::uint32_t epoch = 1;
     for (int steps = 0; steps < 25; ++steps) {
       for (const StepMember& member : step) {
-        REQUIRE(plan.ready(member.key, member.signature));
-        REQUIRE(undisturbed.ready(member.key, member.signature));
+        const IdentityPtr operation = make_identity(member.key, member.signature);
+        REQUIRE(plan.ready(operation) == Plan::Place::kFound);
+        REQUIRE(undisturbed.ready(operation) == Plan::Place::kFound);
       }
       while (undisturbed.join_next()) {
         undisturbed.batch_done();
@@ -262,7 +263,7 @@ TEST_CASE("a withdrawn batch of a plan is joined again, whatever choices the pla
           plan.resume(++epoch, before);
           REQUIRE(plan.join_next());
         }
-        CHECK(plan.last() == undisturbed.last());
+        CHECK(names_of(plan.last()) == names_of(undisturbed.last()));
         CHECK(plan.last_choice() == undisturbed.last_choice());
         CHECK(plan.joined() == undisturbed.joined());
         CHECK(plan.running_epoch() == epoch);
@@ -521,7 +522,7 @@ TEST_CASE("invalid messages about plans are rejected") {
   CHECK_THROWS_AS(root.receive(1, DependencyLabels{1, {}}), WireError);  // without a query
 
   Negotiator twice = fresh(1);
-  twice.submit("x", sum_of(4));
+  twice.submit(make_identity("x", sum_of(4)));
   DecisionItem batch;
   batch.batch = 1;
   batch.members = {{0, "x", {}, {}}};
@@ -532,7 +533,7 @@ TEST_CASE("invalid messages about plans are rejected") {
   remember.batch = 1;
   for (const PlanContents& wrong : {PlanContents{{0}, {0}}, PlanContents{{1}}}) {
     Negotiator one = fresh(1);
-    one.submit("x", sum_of(4));
+    one.submit(make_identity("x", sum_of(4)));
     decide(one, batch);
     decide(one, query);
     decide(one, remember);
@@ -540,7 +541,7 @@ TEST_CASE("invalid messages about plans are rejected") {
     CHECK_THROWS_AS(decide(one, install), WireError);
   }
   Negotiator planned = fresh(1);
-  planned.submit("x", sum_of(4));
+  planned.submit(make_identity("x", sum_of(4)));
   decide(planned, batch);
   decide(planned, query);
   decide(planned, remember);

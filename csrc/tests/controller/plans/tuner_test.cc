@@ -48,7 +48,8 @@ class Training {
         REQUIRE(steps_ < 10'000);
         // Not checked one by one, which would take most of the test's time.
         bool ready = true;
-        for (const StepMember& member : step_) ready &= plan.ready(member.key, member.signature);
+        for (const StepMember& member : step_)
+          ready &= plan.ready(make_identity(member.key, member.signature)) == Plan::Place::kFound;
         REQUIRE(ready);
         while (plan.join_next()) plan.batch_done();
         REQUIRE(plan.at_step_end());

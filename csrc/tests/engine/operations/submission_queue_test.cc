@@ -39,7 +39,7 @@ TEST_CASE("operations without a name are numbered by kind, and again from one on
   const auto name_of = [&](OpKind kind) {
     const OperationPtr operation = make_test_operation("", 2, kind);
     CHECK(queue.submit(operation).ok());
-    return operation->name;
+    return operation->name();
   };
   CHECK(name_of(OpKind::kAllreduce) == "allreduce.noname.1");
   CHECK(name_of(OpKind::kAllreduce) == "allreduce.noname.2");
@@ -52,7 +52,7 @@ TEST_CASE("operations without a name are numbered by kind, and again from one on
 TEST_CASE("the gather of the parts of a sparse tensor is called an allreduce") {
   const OperationPtr operation = make_test_operation("allreduce.table", 2, OpKind::kAllgather);
   CHECK(operation->describe() == "allgather 'allreduce.table'");
-  operation->signature.layout = "sparse float32 [3]";
+  change_signature(*operation, [](Signature& s) { s.layout = "sparse float32 [3]"; });
   CHECK(operation->describe() == "'allreduce.table'");
 }
 
@@ -218,8 +218,8 @@ TEST_CASE("operations of several threads arrive once each, in the order of their
   const SteadyTime end = steady_now() + Seconds(60);
   for (int taken = 0; taken < kThreads * count && steady_now() < end;) {
     for (const OperationPtr& operation : queue.take()) {
-      const std::string thread = operation->name.substr(0, operation->name.find('.'));
-      CHECK(operation->name == thread + "." + std::to_string(next[thread]++));
+      const std::string thread = operation->name().substr(0, operation->name().find('.'));
+      CHECK(operation->name() == thread + "." + std::to_string(next[thread]++));
       queue.finish(operation);
       ++taken;
     }
