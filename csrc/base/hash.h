@@ -1,4 +1,5 @@
-// FNV-1a hash, for comparing values that should be equal. It detects mistakes, not malice.
+// A hash after FNV-1a, for comparing values that should be equal. It detects mistakes, not malice.
+// Numbers enter as a whole, and texts byte by byte.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +16,15 @@ class Hash {
     return *this;
   }
   Hash& add(std::uint64_t value) {
-    for (int i = 0; i < 8; ++i) step(static_cast<unsigned char>(value >> (8 * i)));
+    step(value);
+    hash_ ^= hash_ >> 32;  // FNV never carries high bits to low ones
     return *this;
   }
   // Never 0: 0 stands for "not known".
   std::uint64_t value() const { return hash_ == 0 ? 1 : hash_; }
 
  private:
-  void step(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001B3; }
+  void step(std::uint64_t part) { hash_ = (hash_ ^ part) * 0x100000001B3; }
   std::uint64_t hash_ = 0xCBF29CE484222325;
 };
 

@@ -10,7 +10,9 @@
 namespace horoplug::cost_models {
 namespace {
 
-double rounds(double size) { return std::ceil(std::log2(size)); }
+// The logarithms of numbers of ranks, rounded up and down.
+double rounds(double size) { return std::bit_width(static_cast<unsigned>(size) - 1); }
+double whole_rounds(double size) { return std::bit_width(static_cast<unsigned>(size)) - 1; }
 double steps(const Comm& comm) { return rounds(comm.size()); }
 
 // The barrier that an algorithm needs before it in a plan, unless it defers writes.
@@ -40,8 +42,7 @@ double bruck(const LinkCosts& link, double size, double bytes) {
 
 double halving(const LinkCosts& link, double size, double bytes) {
   const bool folds = !std::has_single_bit(static_cast<unsigned>(size));
-  return std::floor(std::log2(size)) * link.latency +
-         (size - 1) / size * bytes * link.byte * kIdle +
+  return whole_rounds(size) * link.latency + (size - 1) / size * bytes * link.byte * kIdle +
          (folds ? 2 * link.latency + bytes * link.byte : 0);
 }
 

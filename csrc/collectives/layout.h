@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/inline_vector.h"
 #include "base/types.h"
 #include "base/wire_format.h"
 #include "collectives/partition.h"
@@ -112,7 +113,7 @@ class Layout {
   std::size_t bytes_ = 0;
   std::size_t added_ = 0;  // all tensors, including empty ones
   BatchTrace* trace_ = nullptr;
-  std::vector<PlacedTensor> placed_;
+  InlineVector<PlacedTensor> placed_;
 };
 
 template <typename Visit>

@@ -59,9 +59,16 @@ class AppliedDecisions {
   // The plan of this epoch has ended or is paused after batch `last`.
   void add_plan_stop(DecisionItem::Kind kind, std::uint32_t epoch, std::uint64_t last);
 
-  std::vector<Decision> take() {
+  // Those since the last call, in place of what is in `taken`.
+  void take(std::vector<Decision>& taken) {
     fails_all_ = false;
-    return std::exchange(decisions_, {});
+    taken.clear();
+    taken.swap(decisions_);
+  }
+  std::vector<Decision> take() {
+    std::vector<Decision> taken;
+    take(taken);
+    return taken;
   }
   // Whether take() will return a kFailAll.
   bool fails_all() const { return fails_all_; }

@@ -108,6 +108,7 @@ class Negotiator {
   void flush();
 
   std::vector<Outgoing> take_outgoing() { return node_.take_outgoing(); }
+  void take_decisions(std::vector<Decision>& taken) { decisions_.take(taken); }
   std::vector<Decision> take_decisions() { return decisions_.take(); }
   // Whether these say that everything fails that was submitted before them.
   bool fails_all() const { return decisions_.fails_all(); }

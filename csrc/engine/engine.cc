@@ -316,13 +316,13 @@ bool Engine::step() {
 
 bool Engine::take_requests() {
   if (submissions_.holds_any()) scheduler_.apply_failures();
-  auto requests = submissions_.take(lifecycle_.starting());
-  if (!requests) return false;
-  if (requests->leave) lifecycle_.request_leave();
-  for (const OperationPtr& operation : requests->operations) scheduler_.accept(operation);
-  if (requests->abort_reason) {
+  if (!submissions_.take(lifecycle_.starting(), requests_)) return false;
+  if (requests_.leave) lifecycle_.request_leave();
+  for (const OperationPtr& operation : requests_.operations) scheduler_.accept(operation);
+  requests_.operations.clear();
+  if (requests_.abort_reason) {
     throw Error(HP_ABORTED, "rank " + std::to_string(config_.rank) +
-                                " has aborted the job: " + *requests->abort_reason);
+                                " has aborted the job: " + *requests_.abort_reason);
   }
   return true;
 }

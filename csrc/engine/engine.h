@@ -150,6 +150,7 @@ class Engine {
   SubmissionQueue submissions_;
 
   // Used by the thread that runs the loop.
+  SubmissionQueue::Requests requests_;  // those that were taken last: their memory is used again
   TuningLog tuning_log_;
   Activity activity_;
   RunningClock clock_;

@@ -46,7 +46,8 @@ bool Scheduler::negotiate() {
   bool busy = false;
   std::size_t cached_names = 0;
   for (ProcessSet& set : parts_.registry.sets()) {
-    auto [messages, decisions, trials] = set.negotiate();
+    set.negotiate(negotiated_);
+    auto& [messages, decisions, trials] = negotiated_;
     for (auto& message : messages) {
       parts_.mesh.send_control(message.to, std::move(message.message));
     }

@@ -73,6 +73,7 @@ class Scheduler {
   [[noreturn]] void fail(const PeerError& error) const;
 
   const Parts parts_;
+  ProcessSet::Negotiated negotiated_;  // by negotiate(): its memory is used again
   const std::function<void(std::uint32_t)> on_new_set_;
 };
 

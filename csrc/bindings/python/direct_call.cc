@@ -26,6 +26,7 @@
 #include "engine.h"
 #include "errors.h"
 #include "horoplug/horoplug.h"
+#include "named_operation.h"
 #include "object_type.h"
 #include "program_threads.h"
 
@@ -77,6 +78,7 @@ struct DirectFunction {
   PyObject* empty_like;   // makes the output; None: it is the tensor
   PyObject* failed;       // (error): raises the exception
   PyObject* prefix;       // of the names of operations, such as "allreduce."
+  PyObject* named;        // the operations by the names that callers have given
   const DirectCalls* shared;
   TensorKind kind;
   int blocks;  // 0: it returns a handle
@@ -85,34 +87,28 @@ struct DirectFunction {
 
   static constexpr auto references() {
     using Self = DirectFunction;
-    return std::array{&Self::dict,     &Self::python,     &Self::calls,  &Self::tensor_type,
-                      &Self::exchange, &Self::empty_like, &Self::failed, &Self::prefix};
+    return std::array{&Self::dict,        &Self::python,   &Self::calls,
+                      &Self::tensor_type, &Self::exchange, &Self::empty_like,
+                      &Self::failed,      &Self::prefix,   &Self::named};
   }
 };
 
 // The options of a usual call.
 struct Options {
   std::int32_t reduction = HP_AVERAGE;
-  std::array<char, 64 + kLongestName + 1> text;  // the name on the wire
-  const char* name = nullptr;
+  PyObject* name = nullptr;  // borrowed
 };
 
-bool take_name(const DirectFunction& self, PyObject* given, Options& options) {
-  Py_ssize_t size = 0, before = 0;
-  if (!PyUnicode_CheckExact(given) || PyUnicode_GET_LENGTH(given) == 0) return false;
-  const char* const text = PyUnicode_AsUTF8AndSize(given, &size);
-  if (text == nullptr) {
-    PyErr_Clear();
-    return false;
+// The name on the wire; empty: only the function written in Python knows what to do with the name.
+std::string on_the_wire(const DirectFunction& self, PyObject* name) {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(name, &size);
+  if (text == nullptr) PyErr_Clear();
+  if (text == nullptr || size == 0 || static_cast<std::size_t>(size) > kLongestName ||
+      std::memchr(text, 0, size) != nullptr) {
+    return {};
   }
-  if (static_cast<std::size_t>(size) > kLongestName || std::memchr(text, 0, size) != nullptr) {
-    return false;
-  }
-  const char* const prefix = PyUnicode_AsUTF8AndSize(self.prefix, &before);
-  std::memcpy(options.text.data(), prefix, before);
-  std::memcpy(options.text.data() + before, text, size + 1);
-  options.name = options.text.data();
-  return true;
+  return std::string(PyUnicode_AsUTF8(self.prefix)) + text;
 }
 
 bool take_reduction(const DirectFunction& self, PyObject* given, Options& options) {
@@ -130,7 +126,8 @@ bool take_options(const DirectFunction& self, PyObject* const* values, PyObject*
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const keyword = PyTuple_GET_ITEM(keywords, i);
     if (keyword == names->name) {
-      if (!take_name(self, values[i], options)) return false;
+      if (!PyUnicode_CheckExact(values[i])) return false;
+      options.name = values[i];
     } else if (keyword != names->op || !take_reduction(self, values[i], options)) {
       return false;
     }
@@ -154,16 +151,29 @@ struct UsualCall {
   TensorView input, made;
   hp_tensor described = {};
   hp_submission submission = {};
+  PyObject* named = nullptr;  // the capsule of the operation of this name
+
+  PyObject* key() const { return named == nullptr ? nullptr : named_operation(named).key(); }
 };
+
+// Finds the operation that was performed under this name before, or makes it.
+bool find_operation(UsualCall& call) {
+  const DirectFunction& self = call.self;
+  call.named = find_named(self.named, call.options.name);
+  if (call.named == nullptr || !named_operation(call.named).fits(call.submission)) {
+    Py_CLEAR(call.named);
+    std::string name = on_the_wire(self, call.options.name);
+    if (name.empty()) return false;
+    call.named = add_named(self.named, call.options.name, std::move(name), call.submission);
+    if (call.named == nullptr) throw py::error_already_set();
+  }
+  return !self.shared->has_fresh() || !self.shared->is_fresh(call.key());
+}
 
 // Whether it is a usual one. close() follows in either case.
 bool open(UsualCall& call, PyObject* const* values, PyObject* keywords) {
   const DirectFunction& self = call.self;
   if (!take_options(self, values + 1, keywords, call.options)) return false;
-  if (call.options.name != nullptr && self.shared->has_fresh() &&
-      self.shared->is_fresh(key_of(call.options.name).ptr())) {
-    return false;
-  }
   const bool in_place = self.empty_like == Py_None;
   if (self.kind.api != nullptr && !in_place &&
       !is_false(PyObject_GetAttr(call.tensor, names->requires_grad))) {
@@ -186,14 +196,14 @@ bool open(UsualCall& call, PyObject* const* values, PyObject* keywords) {
   submission.prescale = submission.postscale = 1.0;
   submission.tensors = &call.described;
   submission.tensor_count = 1;
-  submission.name = call.options.name;
   submission.pool_thread = is_pool_thread() ? 1 : 0;
-  return true;
+  return call.options.name == nullptr || find_operation(call);
 }
 
 void close(UsualCall& call) {
   close(call.input);
   close(call.made);
+  Py_XDECREF(call.named);
   Py_XDECREF(call.output);
   Py_DECREF(call.engine_object);
 }
@@ -207,13 +217,29 @@ PyObject* fail(const UsualCall& call, hp_status status) {
 PyObject* track(const UsualCall& call, hp_handle handle) {
   const DirectFunction& self = call.self;
   const DirectStart start{self.calls, call.engine_object, self.failed, call.tensor, call.output};
-  return track_operation(*self.shared, start, handle, call.options.name);
+  return track_operation(*self.shared, start, handle, call.key());
+}
+
+// Calls one of two functions: that for a prepared operation, or that for one without a name.
+template <typename OnInstance, typename OnSubmission>
+hp_status submit(const UsualCall& call, OnInstance&& on_instance, OnSubmission&& on_submission) {
+  if (call.named == nullptr) return on_submission(call.submission);
+  const hp_tensor& tensor = call.described;
+  hp_instance instance = {};
+  instance.struct_size = sizeof instance;
+  instance.inputs = &tensor.input;
+  instance.outputs = &tensor.output;
+  instance.pool_thread = call.submission.pool_thread;
+  const hp_status status = named_operation(call.named).on(call.engine, &instance.prepared);
+  return status == HP_OK ? on_instance(instance) : status;
 }
 
 // The result of a blocking call; on a failure, the exception.
 PyObject* perform(const UsualCall& call) {
   hp_handle handle = 0;
-  const hp_status status = call.engine.perform(call.submission, handle);
+  const hp_status status = submit(
+      call, [&](const hp_instance& instance) { return call.engine.perform(instance, handle); },
+      [&](const hp_submission& submission) { return call.engine.perform(submission, handle); });
   if (status == HP_IN_PROGRESS) {
     PyObject* const operation = track(call, handle);
     PyObject* const result = operation == nullptr ? nullptr : wait_for(operation);
@@ -225,7 +251,7 @@ PyObject* perform(const UsualCall& call) {
     if (handle != 0) hp_release(call.engine.get(), handle);
     return exception;
   }
-  hp_release(call.engine.get(), handle);
+  if (handle != 0) hp_release(call.engine.get(), handle);
   call.self.shared->waited();
   return Py_NewRef(call.output);
 }
@@ -233,7 +259,14 @@ PyObject* perform(const UsualCall& call) {
 // The handle of an operation that is started; on a failure, the exception.
 PyObject* start(const UsualCall& call) {
   hp_handle handle = 0;
-  const hp_status status = hp_submit(call.engine.get(), &call.submission, &handle);
+  hp_engine* const engine = call.engine.get();
+  std::int32_t accepted = 0;
+  const hp_status status = submit(
+      call,
+      [&](const hp_instance& instance) {
+        return hp_start(engine, &instance, 1, &handle, &accepted);
+      },
+      [&](const hp_submission& submission) { return hp_submit(engine, &submission, &handle); });
   if (status != HP_OK) return fail(call, status);
   PyObject* const operation = track(call, handle);
   PyObject* const number = operation == nullptr ? nullptr : number_of(operation);
@@ -293,6 +326,11 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   self->empty_like = Py_NewRef(empty_like);
   self->failed = Py_NewRef(failed);
   self->prefix = Py_NewRef(prefix);
+  self->named = PyDict_New();
+  if (self->named == nullptr) {
+    Py_DECREF(self);
+    return nullptr;
+  }
   self->shared = &py::handle(calls).cast<const DirectCalls&>();
   self->kind = {reinterpret_cast<PyTypeObject*>(tensor_type), api};
   self->blocks = blocks;

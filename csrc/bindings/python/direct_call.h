@@ -41,11 +41,6 @@ class DirectCalls {
   Engine* engine_ = nullptr;
 };
 
-// (process set, name): what horoplug.common.context knows of an operation in flight.
-inline pybind11::object key_of(const char* name) {
-  return pybind11::reinterpret_steal<pybind11::object>(Py_BuildValue("(is)", 0, name));
-}
-
 // Adds DirectCalls and DirectFunction to the module.
 void add_direct_calls(pybind11::module_& module);
 

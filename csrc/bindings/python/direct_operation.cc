@@ -94,7 +94,7 @@ PyObject* number_of(PyObject* operation) {
 }
 
 PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle,
-                          const char* name) {
+                          PyObject* key) {
   PyObject* const made = operation_type->tp_alloc(operation_type, 0);
   if (made == nullptr) return nullptr;
   DirectOperation& self = self_of<DirectOperation>(made);
@@ -111,7 +111,7 @@ PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, h
     Py_DECREF(made);
     return nullptr;
   }
-  if (name != nullptr) shared.submitted(key_of(name).ptr());
+  if (key != nullptr) shared.submitted(key);
   return made;
 }
 

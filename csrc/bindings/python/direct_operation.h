@@ -18,10 +18,10 @@ struct DirectStart {
 };
 
 // An object with the methods of horoplug.common.in_flight.Waitable, which is tracked: its tensors
-// are kept until the program has waited for it. `name`: of the operation; nullptr: none. These
-// functions return nullptr with an exception.
+// are kept until the program has waited for it. `key`: of the operation (see DirectCalls); nullptr:
+// it has no name. These functions return nullptr with an exception.
 PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, hp_handle handle,
-                          const char* name);
+                          PyObject* key);
 // Waits for it and returns the output. After an interrupt it is still in flight.
 PyObject* wait_for(PyObject* operation);
 // The handle of the user.

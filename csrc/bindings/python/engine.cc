@@ -113,6 +113,11 @@ Engine::Engine(const EngineConfig& config) : log_callable_(config.log) {
   }
 }
 
+std::uint64_t Engine::next_number() {
+  static std::atomic<std::uint64_t> engines = 0;
+  return ++engines;
+}
+
 hp_engine* Engine::get() const {
   if (generation_ != fork_generation) {
     raise(HP_INVALID_ARGUMENT, "this engine belongs to the parent process");
@@ -142,6 +147,11 @@ hp_handle Engine::submit(const SubmissionArguments& arguments) {
 hp_status Engine::perform(const hp_submission& submission, hp_handle& handle) {
   hp_engine* const engine = get();
   return without_gil([&] { return hp_perform(engine, &submission, kWaitSlice, &handle); });
+}
+
+hp_status Engine::perform(const hp_instance& instance, hp_handle& handle) {
+  hp_engine* const engine = get();
+  return without_gil([&] { return hp_start_and_wait(engine, &instance, kWaitSlice, &handle); });
 }
 
 // Waits for one slice: the caller then checks for signals and continues with wait().
@@ -206,21 +216,31 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
     throw py::value_error("submit_batch takes an address for each operation");
   }
   const auto count = static_cast<std::size_t>(operations.size());
-  std::vector<hp_tensor> tensors(count);
-  std::vector<hp_submission> submissions(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto at = static_cast<Py_ssize_t>(i);
-    const auto& operation = py::handle(operations[at]).cast<const Prepared&>();
-    submissions[i] = operation.on(to_pointer(memory[at]), to_stream(stream), &tensors[i]);
-    submissions[i].pool_thread = is_pool_thread() ? 1 : 0;
+  std::vector<void*> tensors(count);
+  std::vector<hp_instance> instances(count);
+  std::size_t usable = 0;
+  py::object refused = py::none();
+  for (; usable < count; ++usable) {
+    const auto at = static_cast<Py_ssize_t>(usable);
+    hp_instance& instance = instances[usable];
+    tensors[usable] = to_pointer(memory[at]);
+    instance.struct_size = sizeof instance;
+    instance.inputs = instance.outputs = &tensors[usable];
+    instance.stream = to_stream(stream);
+    instance.pool_thread = is_pool_thread() ? 1 : 0;
+    const hp_status status =
+        py::handle(operations[at]).cast<Prepared&>().on(*this, &instance.prepared);
+    if (status == HP_OK) continue;
+    refused = make_error(status, hp_last_error());
+    break;
   }
-  std::vector<hp_handle> handles(count);
+  std::vector<hp_handle> handles(usable);
   std::int32_t accepted = 0;
-  const hp_status status = hp_submit_batch(
-      get(), submissions.data(), static_cast<std::int32_t>(count), handles.data(), &accepted);
+  const hp_status status = hp_start(get(), instances.data(), static_cast<std::int32_t>(usable),
+                                    handles.data(), &accepted);
   handles.resize(static_cast<std::size_t>(accepted));
-  if (status != HP_OK) return {std::move(handles), make_error(status, hp_last_error())};
-  return {std::move(handles), py::none()};
+  if (status != HP_OK) refused = make_error(status, hp_last_error());
+  return {std::move(handles), std::move(refused)};
 }
 
 bool Engine::poll(hp_handle handle) {

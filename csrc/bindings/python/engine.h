@@ -37,9 +37,10 @@ class Engine {
 
   hp_handle submit(const SubmissionArguments& arguments);
   hp_handle perform(const SubmissionArguments& arguments);
-  // Performs an operation for as long as a wait may last before the caller checks for signals.
+  // These perform an operation for as long as a wait may last before the caller checks for signals.
   // HP_IN_PROGRESS: it has a handle, and is not done yet.
   hp_status perform(const hp_submission& submission, hp_handle& handle);
+  hp_status perform(const hp_instance& instance, hp_handle& handle);
   std::pair<std::vector<hp_handle>, pybind11::object> submit_batch(pybind11::handle prepared,
                                                                    pybind11::handle addresses,
                                                                    std::uintptr_t stream);
@@ -79,6 +80,8 @@ class Engine {
 
   // Raises Error in a forked child, to which the engine does not belong.
   hp_engine* get() const;
+  // Different for each engine of the process, and never 0.
+  std::uint64_t number() const { return number_; }
 
  private:
   void close();
@@ -91,7 +94,10 @@ class Engine {
     return function();
   }
 
+  static std::uint64_t next_number();
+
   hp_engine* engine_ = nullptr;
+  const std::uint64_t number_ = next_number();
   pybind11::object log_callable_;
   std::unique_ptr<LogQueue> log_;
   int generation_ = fork_generation;

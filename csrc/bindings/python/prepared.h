@@ -1,8 +1,10 @@
-// An in-place operation on one tensor that is submitted again and again: all of it but the tensor's
-// address is set once.
+// Operations that are started again and again, prepared for the engine that runs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,26 @@
 
 namespace horoplug::python {
 
+class Engine;
+
+// The results of hp_prepare for one operation, of which the last one is for the engine that runs.
+// The others stay as long as this object, since another thread may be using one.
+class PreparedOnEngines {
+ public:
+  // HP_OK: `prepared` is for this engine.
+  hp_status on(const Engine& engine, const hp_submission& submission, const hp_prepared** prepared);
+
+ private:
+  struct Entry {
+    std::uint64_t engine;
+    std::unique_ptr<hp_prepared, void (*)(hp_prepared*)> prepared;
+  };
+  std::atomic<const Entry*> last_ = nullptr;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<const Entry>> entries_;
+};
+
+// An in-place operation on one tensor: all of it but the tensor's address.
 class Prepared {
  public:
   Prepared(int op, int dtype, std::vector<std::int64_t> shape, std::string name, int reduce_op,
@@ -26,25 +48,23 @@ class Prepared {
     submission_.device = device;
     submission_.wire_dtype = wire_dtype;
     submission_.name = name_.c_str();
+    submission_.tensors = &tensor_;
     submission_.tensor_count = 1;
+    tensor_ = {nullptr, nullptr, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0};
   }
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  // The operation on the tensor at `address`, which is ready in `stream`. Fills `tensor` with its
-  // description.
-  hp_submission on(void* address, void* stream, hp_tensor* tensor) const {
-    *tensor = {address, address, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0};
-    hp_submission submission = submission_;
-    submission.tensors = tensor;
-    submission.stream = stream;
-    return submission;
+  hp_status on(const Engine& engine, const hp_prepared** prepared) {
+    return on_engines_.on(engine, submission_, prepared);
   }
 
  private:
   std::string name_;
   std::vector<std::int64_t> shape_;
+  hp_tensor tensor_ = {};
   hp_submission submission_ = {};
+  PreparedOnEngines on_engines_;
 };
 
 }  // namespace horoplug::python

@@ -13,6 +13,7 @@
 
 #include "engine/abi/engine_owner.h"
 #include "engine/engine.h"
+#include "engine/operations/submission.h"
 #include "horoplug/horoplug.h"
 #include "transport/mpi/funnel.h"
 #include "transport/stream_factory.h"
@@ -29,6 +30,11 @@ struct hp_engine {
   explicit hp_engine(const hp_config& given) : engine(horoplug::abi::make_config(given, streams)) {}
   horoplug::StreamFactory streams;
   horoplug::abi::EngineOwner engine;
+};
+
+struct hp_prepared {
+  const hp_engine* engine;
+  horoplug::Prepared operation;
 };
 
 struct hp_worker {

@@ -1,4 +1,7 @@
 // The C ABI of operations, from their submission to the release of their handles.
+#include <algorithm>
+#include <array>
+#include <span>
 #include <vector>
 
 #include "engine/abi/abi.h"
@@ -13,6 +16,46 @@ namespace {
 // How long a call may block: unlike a limit, a timeout of 0 is no time at all.
 horoplug::Seconds time_to_wait(double timeout) {
   return timeout == 0 ? horoplug::Seconds::zero() : horoplug::time_limit(timeout);
+}
+
+// Operations on more tensors are rare.
+constexpr std::size_t kFewTensors = 8;
+
+horoplug::OperationPtr start(const hp_engine* engine, const hp_instance& instance) {
+  if (instance.prepared == nullptr || instance.prepared->engine != engine) {
+    throw Error(HP_INVALID_ARGUMENT, "an operation that was prepared for another engine");
+  }
+  const horoplug::Prepared& prepared = instance.prepared->operation;
+  const std::size_t count = prepared.identity->signature.shapes.size();
+  std::array<horoplug::TensorArgument, kFewTensors> few;
+  std::vector<horoplug::TensorArgument> many(count > few.size() ? count : 0);
+  const std::span tensors(count > few.size() ? many.data() : few.data(), count);
+  for (std::size_t i = 0; i < count; ++i) {
+    tensors[i] = {static_cast<const std::byte*>(instance.inputs[i]),
+                  static_cast<std::byte*>(instance.outputs[i])};
+  }
+  return horoplug::make_operation(prepared, tensors, instance.stream, instance.pool_thread != 0);
+}
+
+// Calls make(i, operations) for each operation of a batch, and submits those before the first one
+// that is refused.
+template <typename Make>
+hp_status submit_in_order(horoplug::Engine& engine, std::int32_t count, hp_handle* handles,
+                          std::int32_t* accepted, Make&& make) {
+  std::vector<horoplug::OperationPtr> operations;
+  operations.reserve(static_cast<std::size_t>(std::max(count, 0)));
+  Status refused;
+  try {
+    for (std::int32_t i = 0; i < count; ++i) operations.push_back(make(i));
+  } catch (const Error& error) {
+    refused = error.status();
+  }
+  const Status late = engine.submit_all(operations);
+  for (const auto& operation : operations) {
+    if (operation->handle == 0) break;
+    handles[(*accepted)++] = operation->handle;
+  }
+  return report(late.ok() ? refused : late);
 }
 
 }  // namespace
@@ -33,28 +76,15 @@ hp_status hp_submit_batch(hp_engine* engine, const hp_submission* submissions, i
   *accepted = 0;
   return guarded([&] {
     const auto running = engine->engine.use();
-    std::vector<horoplug::OperationPtr> operations;
-    operations.reserve(static_cast<std::size_t>(std::max(count, 0)));
-    Status refused;
     horoplug::MembersPtr members;
-    const auto* at = reinterpret_cast<const char*>(submissions);
-    try {
-      for (int32_t i = 0; i < count; ++i) {
-        const hp_submission full = complete(reinterpret_cast<const hp_submission*>(at));
-        at += submissions->struct_size;
-        const std::uint32_t set = checked_set(full.process_set);
-        if (!members || members->set != set) members = running->members(set);
-        operations.push_back(horoplug::make_operation(full, members));
-      }
-    } catch (const Error& error) {
-      refused = error.status();
-    }
-    const Status late = running->submit_all(operations);
-    for (const auto& operation : operations) {
-      if (operation->handle == 0) break;
-      handles[(*accepted)++] = operation->handle;
-    }
-    return report(late.ok() ? refused : late);
+    return submit_in_order(*running.operator->(), count, handles, accepted, [&](std::int32_t i) {
+      const auto* const at = reinterpret_cast<const char*>(submissions) +
+                             static_cast<std::size_t>(i) * submissions->struct_size;
+      const hp_submission full = complete(reinterpret_cast<const hp_submission*>(at));
+      const std::uint32_t set = checked_set(full.process_set);
+      if (!members || members->set != set) members = running->members(set);
+      return horoplug::make_operation(full, members);
+    });
   });
 }
 
@@ -67,6 +97,58 @@ hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double 
     const auto members = running->members(checked_set(full.process_set));
     const auto operation = horoplug::make_operation(full, members);
     const Status status = running->perform(operation, time_to_wait(timeout));
+    *handle = operation->handle;
+    return report(status);
+  });
+}
+
+hp_status hp_prepare(hp_engine* engine, const hp_submission* submission, hp_prepared** prepared) {
+  return guarded([&] {
+    const hp_submission full = complete(submission);
+    const auto members = engine->engine.use()->members(checked_set(full.process_set));
+    horoplug::Prepared operation = horoplug::prepare(full, members);
+    const horoplug::Identity& identity = *operation.identity;
+    if (identity.name.empty() || horoplug::operation_info(identity.signature.op).takes_splits) {
+      throw Error(HP_UNSUPPORTED, "only operations with a name and without splits can be prepared");
+    }
+    *prepared = new hp_prepared{engine, std::move(operation)};
+  });
+}
+
+void hp_prepared_free(hp_prepared* prepared) { delete prepared; }
+
+hp_status hp_start(hp_engine* engine, const hp_instance* instances, int32_t count,
+                   hp_handle* handles, int32_t* accepted) {
+  *accepted = 0;
+  return guarded([&] {
+    const auto running = engine->engine.use();
+    if (count == 1) {
+      *handles = running->submit(start(engine, complete(instances)));
+      *accepted = 1;
+      return HP_OK;
+    }
+    return submit_in_order(*running.operator->(), count, handles, accepted, [&](std::int32_t i) {
+      const auto* const at = reinterpret_cast<const char*>(instances) +
+                             static_cast<std::size_t>(i) * instances->struct_size;
+      return start(engine, complete(reinterpret_cast<const hp_instance*>(at)));
+    });
+  });
+}
+
+hp_status hp_start_and_wait(hp_engine* engine, const hp_instance* instance, double timeout,
+                            hp_handle* handle) {
+  *handle = 0;
+  return guarded([&] {
+    const auto running = engine->engine.use();
+    const auto operation = start(engine, complete(instance));
+    const Status status = running->perform(operation, time_to_wait(timeout));
+    const auto is_in_output = [](const horoplug::TensorOutcome& result) { return !result.owned; };
+    // A stream may have to wait for what runs on a GPU: see hp_stream_wait.
+    if (status.ok() && operation->gpu.ordinal < 0 &&
+        std::ranges::all_of(operation->outcomes, is_in_output)) {
+      engine->engine.handles().release(operation->handle);
+      return HP_OK;
+    }
     *handle = operation->handle;
     return report(status);
   });

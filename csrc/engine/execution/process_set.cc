@@ -20,9 +20,11 @@ Status ProcessSet::accept(const OperationPtr& operation, RunningTime now) {
   return {};
 }
 
-ProcessSet::Negotiated ProcessSet::negotiate() {
+void ProcessSet::negotiate(Negotiated& into) {
   negotiator_.flush();
-  return {negotiator_.take_outgoing(), negotiator_.take_decisions(), negotiator_.take_trials()};
+  into.messages = negotiator_.take_outgoing();
+  negotiator_.take_decisions(into.decisions);
+  into.trials = negotiator_.take_trials();
 }
 
 ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, RunningTime now,

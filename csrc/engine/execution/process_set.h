@@ -64,7 +64,12 @@ class ProcessSet {
     std::vector<Negotiator::Decision> decisions;
     std::vector<Trial> trials;
   };
-  Negotiated negotiate();
+  void negotiate(Negotiated& into);
+  Negotiated negotiate() {
+    Negotiated into;
+    negotiate(into);
+    return into;
+  }
 
   // What a decision leaves to the caller.
   struct Applied {

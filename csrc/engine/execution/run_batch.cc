@@ -459,17 +459,10 @@ Task run_barrier(Comm& comm, const char* algorithm) {
   co_await run(comm, call, algorithm);
 }
 
-Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
+// The operations of all other kinds.
+Task run_one_by_one(Comm& comm, Batch& batch, const char* algorithm) {
   std::vector<OperationPtr>& operations = batch.operations;
   const OpKind kind = operations.front()->signature().op;
-  if (operation_info(kind).fuses) {
-    co_await run_fused(comm, operations, algorithm);
-    co_return;
-  }
-  if (kind == OpKind::kAllgather) {
-    co_await run_allgathers(comm, operations, algorithm);
-    co_return;
-  }
   static const RankRanges no_ranks;
   for (std::size_t at = 0; at < operations.size(); ++at) {
     const OperationPtr& operation = operations[at];
@@ -487,6 +480,13 @@ Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
       }
     }
   }
+}
+
+Task run_operations(Comm& comm, Batch& batch, const char* algorithm) {
+  const OpKind kind = batch.operations.front()->signature().op;
+  if (operation_info(kind).fuses) return run_fused(comm, batch.operations, algorithm);
+  if (kind == OpKind::kAllgather) return run_allgathers(comm, batch.operations, algorithm);
+  return run_one_by_one(comm, batch, algorithm);
 }
 
 // Equal for batches that need the same kernels and about the same amount of memory.

@@ -172,6 +172,9 @@ class ProgressLoop {
   bool work_left();
   bool nothing_in_sight() const;
   void rest_if_idle();
+  void rest() {
+    if (!work_.stopped()) doorbell_.rest();
+  }
   template <typename Done>
   void sleep(SteadyTime time, SteadyTime deadline, const Done& done);
 
@@ -232,7 +235,7 @@ bool ProgressLoop<Work>::nothing_in_sight() const {
 // Peers that are still busy with an operation that is done here need not wake this rank.
 template <typename Work>
 void ProgressLoop<Work>::rest_if_idle() {
-  if (!work_.stopped() && nothing_in_sight()) doorbell_.rest();
+  if (nothing_in_sight()) rest();
 }
 
 template <typename Work>
@@ -358,6 +361,11 @@ void ProgressLoop<Work>::sleep(SteadyTime time, SteadyTime deadline, const Done&
 template <typename Work>
 void ProgressLoop<Work>::release() {
   doorbell_.prepare_sleep();
+  // The usual case first, in which all of this is looked at once.
+  if (!work_.stopped() && nothing_in_sight()) {
+    rest();
+    return ownership_.release(kForever);
+  }
   int steps = 0;
   while (!work_.stopped() && !nothing_in_sight() && steps < kLastSteps && guarded_step()) ++steps;
   rest_if_idle();

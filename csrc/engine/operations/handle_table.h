@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <string>
@@ -90,7 +91,9 @@ class HandleTable {
   void note_observation() const { result_observations_.fetch_add(1, std::memory_order_relaxed); }
 
   mutable std::mutex mutex_;
-  std::unordered_map<hp_handle, OperationPtr> operations_;
+  std::unordered_map<hp_handle, OperationPtr, std::hash<hp_handle>, std::equal_to<>,
+                     PoolAllocator<std::pair<const hp_handle, OperationPtr>>>
+      operations_;
   hp_handle last_handle_ = 0;
   CallerThreads threads_;
   mutable std::atomic<std::uint64_t> result_observations_{0};

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/inline_vector.h"
 #include "base/running_clock.h"
 #include "base/status.h"
 #include "controller/state/identity.h"
@@ -44,7 +45,7 @@ struct Operation {
   hp_handle handle = 0;
   MembersPtr members;
   IdentityPtr identity;  // whose name may be empty until the queue of submissions gives it one
-  std::vector<TensorArgument> tensors;
+  InlineVector<TensorArgument> tensors;
   std::vector<std::int64_t> splits;  // alltoall, scatter on its root: rows for each rank
   std::int32_t tag = 0;              // send, recv
   SteadyTime submitted_at;
@@ -72,7 +73,7 @@ struct Operation {
   std::shared_ptr<SharedBuffer> buffer;
 
   // Written by the thread that runs the loop, and read by others once the operation is done.
-  std::vector<TensorOutcome> outcomes;
+  InlineVector<TensorOutcome> outcomes;
   // kAddSet, kAddBuffer: the number of the new set or buffer; kJoin: the last rank to join.
   std::int64_t value = 0;
   Status status;

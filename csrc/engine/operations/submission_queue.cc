@@ -119,15 +119,18 @@ bool SubmissionQueue::has_enough() {
 
 // ---- the thread that runs the loop ----
 
-std::optional<SubmissionQueue::Requests> SubmissionQueue::take(bool starting) {
-  if (!holds_any()) return std::nullopt;
+bool SubmissionQueue::take(bool starting, Requests& requests) {
+  if (!holds_any()) return false;
+  requests.operations.clear();
   std::lock_guard lock(mutex_);
   requests_waiting_.store(false);
-  if (starting && !abort_requested_ && !leave_requested_) return std::nullopt;
+  if (starting && !abort_requested_ && !leave_requested_) return false;
   submissions_waiting_.store(false);
   is_urgent_ = false;
-  return Requests{std::exchange(queue_, {}), std::exchange(abort_requested_, std::nullopt),
-                  leave_requested_};
+  requests.operations.swap(queue_);
+  requests.abort_reason = std::exchange(abort_requested_, std::nullopt);
+  requests.leave = leave_requested_;
+  return true;
 }
 
 bool SubmissionQueue::set_wanted(std::size_t count) {

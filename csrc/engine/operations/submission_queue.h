@@ -62,9 +62,9 @@ class SubmissionQueue {
     std::optional<std::string> abort_reason;
     bool leave = false;  // stays true once it is
   };
-  // The requests since the last call; nullopt if there are none. Before the start is over, only
-  // requests to leave or abort are returned: operations wait for the start.
-  std::optional<Requests> take(bool starting);
+  // Whether there are requests since the last call, which `requests` then has. Before the start is
+  // over, only requests to leave or abort are returned: operations wait for the start.
+  bool take(bool starting, Requests& requests);
   // Wakes the loop, which has become able to take operations.
   void wake() { requests_waiting_.store(true); }
   // From here on `count` submissions are needed to change anything. Whether there are so many.

@@ -8,10 +8,10 @@
  * thread is hp_last_error();
  *   - an engine is an object. There is no process-wide state behind this header.
  *
- * Threads: hp_submit, hp_perform, hp_poll, hp_wait, hp_on_done, hp_result, hp_release and
- * hp_timeline_* may be called from any thread at any time between hp_engine_create and
- * hp_engine_destroy. The log function may be called from several threads at once.
- * hp_engine_destroy must not race with another call on the same engine.
+ * Threads: hp_submit, hp_perform, hp_prepare, hp_start, hp_start_and_wait, hp_poll, hp_wait,
+ * hp_on_done, hp_result, hp_release and hp_timeline_* may be called from any thread at any time
+ * between hp_engine_create and hp_engine_destroy. The log function may be called from several
+ * threads at once. hp_engine_destroy must not race with another call on the same engine.
  */
 #ifndef HOROPLUG_HOROPLUG_H_
 #define HOROPLUG_HOROPLUG_H_
@@ -523,6 +523,37 @@ HP_API hp_status hp_process_set_size(hp_engine* engine, int32_t process_set, int
  * the caller releases the handle. */
 HP_API hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double timeout,
                             hp_handle* handle);
+
+/* Operations that are submitted again and again. hp_prepare checks all of a submission but the
+ * memory of its tensors, and keeps it, so that starting the operation neither copies nor looks up
+ * its name and shapes. `input` and `output` of its tensors, `stream` and `pool_thread` do not
+ * matter. HP_UNSUPPORTED: it has no name, or the operation takes splits. A prepared operation can
+ * be started on its engine as often as wanted, one start at a time like other operations of one
+ * name. hp_prepared_free releases it at any time: operations in flight do not need it. */
+typedef struct hp_prepared hp_prepared;
+HP_API hp_status hp_prepare(hp_engine* engine, const hp_submission* submission,
+                            hp_prepared** prepared);
+HP_API void hp_prepared_free(hp_prepared* prepared);
+
+/* One start of a prepared operation. */
+typedef struct hp_instance {
+  uint64_t struct_size;
+  const hp_prepared* prepared;
+  const void* const* inputs; /* by tensor; see hp_tensor */
+  void* const* outputs;
+  void* stream;        /* see hp_submission */
+  int32_t pool_thread; /* see hp_submission */
+  int32_t reserved;
+} hp_instance;
+
+/* hp_submit_batch and hp_perform for prepared operations. hp_start_and_wait sets `handle` to 0 also
+ * after a success on the CPU whose results are all in the outputs: there is nothing left to release
+ * then.
+ * HP_INVALID_ARGUMENT: the operation was prepared for another engine. */
+HP_API hp_status hp_start(hp_engine* engine, const hp_instance* instances, int32_t count,
+                          hp_handle* handles, int32_t* accepted);
+HP_API hp_status hp_start_and_wait(hp_engine* engine, const hp_instance* instance, double timeout,
+                                   hp_handle* handle);
 
 /* Called by a thread between two slices of its wait, after hp_wait or hp_perform has returned
  * HP_IN_PROGRESS: threads of the program, by their ids in the kernel (gettid), that may submit

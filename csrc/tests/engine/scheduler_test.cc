@@ -28,7 +28,7 @@ struct Rank {
   // What the loop does with the submissions.
   void take() {
     scheduler.apply_failures();
-    if (auto requests = parts.submissions.take(false)) {
+    if (auto requests = take_requests(parts.submissions)) {
       for (const OperationPtr& operation : requests->operations) scheduler.accept(operation);
     }
   }

@@ -650,7 +650,7 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
 
   const OperationPtr a = make(rank, "a");
   REQUIRE(rank.submissions.submit(std::vector{a}).ok());
-  REQUIRE(rank.submissions.take(false)->operations.size() == 1);
+  REQUIRE(take_requests(rank.submissions)->operations.size() == 1);
   CHECK(set.accept(a, at(100)).ok());
   REQUIRE(set.negotiator().held_up());
   CHECK(plans.patience(set, steady_at(100)) == Seconds(0.1));
@@ -660,7 +660,7 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
   CHECK(!asks_for_the_end(at(101)));
   CHECK(plans.patience(set, steady_at(101)) == kForever);
   // The engine has taken it, and the plan still lacks an operation: the caller waits in vain.
-  REQUIRE(rank.submissions.take(false)->operations.size() == 1);
+  REQUIRE(take_requests(rank.submissions)->operations.size() == 1);
   CHECK(plans.patience(set, steady_at(101)) == Seconds(0.002));
   CHECK(!asks_for_the_end(at(100.001)));
   CHECK(asks_for_the_end(at(101)));

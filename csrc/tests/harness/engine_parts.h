@@ -112,6 +112,14 @@ inline OperationPtr make_test_operation(const std::string& name, int ranks = 2,
   return operation;
 }
 
+// The requests since the last call; nullopt if there are none.
+inline std::optional<SubmissionQueue::Requests> take_requests(SubmissionQueue& submissions,
+                                                              bool starting = false) {
+  SubmissionQueue::Requests requests;
+  if (!submissions.take(starting, requests)) return std::nullopt;
+  return requests;
+}
+
 // Changes the signature of an operation that is not submitted yet.
 template <typename Change>
 void change_signature(Operation& operation, Change&& change) {

@@ -19,7 +19,7 @@ struct Queue {
   Queue() { submissions.open_set(0); }
   Status submit(const OperationPtr& operation) { return submissions.submit({&operation, 1}); }
   std::vector<OperationPtr> take() {
-    auto requests = submissions.take(false);
+    auto requests = take_requests(submissions);
     return requests ? std::move(requests->operations) : std::vector<OperationPtr>{};
   }
   void finish(const OperationPtr& operation) {
@@ -172,16 +172,16 @@ TEST_CASE("submissions wake the loop once enough have arrived or a caller announ
 TEST_CASE("during the handshake, only requests to abort or to leave are taken") {
   Queue queue;
   CHECK(queue.submit(make_test_operation("early")).ok());
-  CHECK(!queue.submissions.take(true));
+  CHECK(!take_requests(queue.submissions, true));
   queue.submissions.wake();
   CHECK(queue.take().size() == 1);
   queue.submissions.request_abort("enough");
-  const auto requests = queue.submissions.take(true);
+  const auto requests = take_requests(queue.submissions, true);
   REQUIRE(requests);
   CHECK(requests->abort_reason == "enough");
   CHECK(!requests->leave);
   queue.submissions.request_leave({HP_SHUT_DOWN, "this rank has shut down"});
-  CHECK(queue.submissions.take(true)->leave);
+  CHECK(take_requests(queue.submissions, true)->leave);
 }
 
 TEST_CASE("a new dependency stage begins with the first submission after an observed result") {
