@@ -86,6 +86,7 @@ class Negotiator {
 
   // See PlanFollower.
   bool has_plan() const { return plans_.installed(); }
+  bool follows_plan() const { return plans_.follows(); }
   bool held_up() const { return plans_.held_up(); }
   bool waits_in_plan() const { return plans_.waits_in_plan(); }
   std::size_t submissions_wanted() const { return plans_.submissions_wanted(); }

@@ -293,8 +293,19 @@ void Engine::start_running(std::vector<Segment> segments) {
   dispatcher_.deliver_early();
 }
 
+// Whether this rank does anything for which a peer would send it control messages. Ranks that follow
+// a plan exchange none, until it ends.
+bool Engine::expects_messages() const {
+  if (lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running()) return true;
+  if (!point_to_point_.idle() || !point_to_point_.waiting().empty()) return true;
+  const auto negotiates = [](const ProcessSet& set) {
+    return set.busy() && !set.negotiator().follows_plan();
+  };
+  return std::ranges::any_of(registry_.sets(), negotiates);
+}
+
 bool Engine::step() {
-  bool busy = mesh_.pump();
+  bool busy = mesh_.pump(expects_messages());
   peers_.check_links();
   // Operations would fail with the end of a link, instead of the reason for it.
   if (peers_.undecided()) return busy;

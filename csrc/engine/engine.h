@@ -127,6 +127,7 @@ class Engine {
   // The work of the progress loop; see ProgressLoop.
   friend class ProgressLoop<Engine>;
   bool step();
+  bool expects_messages() const;
   void watch() { watchdog_.watch(clock_.now()); }
   void fail(const Status& status) { shutdown_.fail(status); }
   bool stopped() const { return lifecycle_.stopped(); }

@@ -248,6 +248,7 @@ void Link::drop_target() {
 }
 
 void Link::post(PostedReceive& receive) {
+  ++activity_->receives;
   // Also on a link that has ended: frames that arrived before the end count.
   try {
     matcher_.post(receive);
@@ -258,6 +259,7 @@ void Link::post(PostedReceive& receive) {
 }
 
 void Link::withdraw(PostedReceive& receive) {
+  --activity_->receives;
   if (receive.done) return;
   matcher_.withdraw(receive);
   drop_target();

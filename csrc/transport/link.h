@@ -43,6 +43,7 @@ namespace horoplug {
 struct LinkActivity {
   std::vector<int> writers;  // indices of links that have something to write, each once
   std::vector<int> needed;   // ranks to which an absent link has something to write
+  std::size_t receives = 0;  // that are posted
   std::uint64_t failures = 0;
   std::uint64_t control_messages = 0;
   std::uint64_t control_bytes = 0;

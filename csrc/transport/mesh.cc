@@ -91,10 +91,14 @@ bool Mesh::read(Link& link) {
   return moved || link.failure();
 }
 
-bool Mesh::pump() {
+bool Mesh::pump(bool expects_messages) {
   bool moved = false;
-  if (readable_.empty() && ringing_.size() < links_.size())
+  const bool has_sockets = ringing_.size() < links_.size();
+  const bool looks = expects_messages || activity_.receives > 0 || ++since_look_ >= kLooks;
+  if (has_sockets && looks && readable_.empty()) {
+    since_look_ = 0;
     poller_.wait(Seconds::zero(), readable_);
+  }
   for (const int token : readable_) moved |= read(*links_[static_cast<std::size_t>(token)]);
   readable_.clear();
   for (Link* link : ringing_) moved |= read(*link);

@@ -35,8 +35,11 @@ class Mesh {
   // To all ranks with a connection.
   void send_control_to_connected(const Bytes& message);
 
-  // Reads and writes what it can without waiting. Returns whether anything was transferred.
-  bool pump();
+  // Reads and writes what it can without waiting. Returns whether anything was transferred. A
+  // system call finds the sockets that can be read. If nothing can arrive that anybody waits for
+  // (`expects_messages` is false, and no receive is posted), only one call of this function in
+  // kLooks makes it. sleep() finds what has arrived meanwhile.
+  bool pump(bool expects_messages = true);
   bool pump_writes();
   // Whether all control messages have been written.
   bool control_has_left() const;
@@ -115,6 +118,8 @@ class Mesh {
   std::vector<Link*> ringing_;             // links whose peers ring the doorbell
   std::vector<Link*> polled_;              // links without notification
   std::vector<bool> asked_for_;            // by rank: take_needed() has returned it
+  static constexpr unsigned kLooks = 32;
+  unsigned since_look_ = 0;  // calls of pump() since it has looked at the sockets
   unsigned turn_ = 1;
   bool polled_traffic_ = false;
   bool drops_input_ = false;

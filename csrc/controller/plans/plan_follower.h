@@ -36,6 +36,8 @@ class PlanFollower {
   // Requires installed().
   const Plan& plan() const { return *plan_; }
   const PlanHalt& halt_state() const { return halt_; }
+  // The plan runs, and this rank knows of no reason why it will not go on.
+  bool follows() const { return plan_ != nullptr && !paused_ && !halt_.asked(); }
   // An operation is ready here, but the plan delays it because its batch or an earlier one is
   // incomplete on this rank.
   bool held_up() const { return plan_ && !halt_.asked() && plan_->held_up(); }
