@@ -332,7 +332,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     return nullptr;
   }
   self->shared = &py::handle(calls).cast<const DirectCalls&>();
-  self->kind = {reinterpret_cast<PyTypeObject*>(tensor_type), api};
+  auto* const of = reinterpret_cast<PyTypeObject*>(tensor_type);
+  self->kind = {of, api, api == nullptr && has_known_structure(of)};
   self->blocks = blocks;
   self->operation = operation;
   self->reductions = reductions;

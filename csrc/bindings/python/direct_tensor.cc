@@ -1,8 +1,10 @@
 #include "direct_tensor.h"
 
-#include <cstring>
+#include <algorithm>
+#include <cstddef>
 
 #include "horoplug/horoplug.h"
+#include "numpy_layout.h"
 
 namespace horoplug::python {
 namespace {
@@ -37,16 +39,59 @@ std::int32_t dtype_of(const DlDataType& type) {
   return kNoDtype;
 }
 
-// Of the native byte order, as the module struct writes it.
-std::int32_t dtype_of(const Py_buffer& buffer) {
+// Of a letter of the module struct, in the native byte order.
+std::int32_t dtype_of(char letter) {
   constexpr std::uint8_t kSigned = 0, kUnsigned = 1, kFloat = 2;
+  const auto of = [](std::uint8_t code, std::size_t bytes) {
+    return dtype_of(DlDataType{code, static_cast<std::uint8_t>(8 * bytes), 1});
+  };
+  switch (letter) {
+    case 'b':
+      return of(kSigned, 1);
+    case 'h':
+      return of(kSigned, sizeof(short));  // NOLINT(*-runtime-int)
+    case 'i':
+      return of(kSigned, sizeof(int));
+    case 'l':
+      return of(kSigned, sizeof(long));  // NOLINT(*-runtime-int)
+    case 'q':
+      return of(kSigned, 8);
+    case 'B':
+      return of(kUnsigned, 1);
+    case 'H':
+      return of(kUnsigned, sizeof(short));  // NOLINT(*-runtime-int)
+    case 'I':
+      return of(kUnsigned, sizeof(int));
+    case 'L':
+      return of(kUnsigned, sizeof(long));  // NOLINT(*-runtime-int)
+    case 'Q':
+      return of(kUnsigned, 8);
+    case 'e':
+      return of(kFloat, 2);
+    case 'f':
+      return of(kFloat, 4);
+    case 'd':
+      return of(kFloat, 8);
+    default:
+      return kNoDtype;
+  }
+}
+std::int32_t dtype_of(const Py_buffer& buffer) {
   const char* const format = buffer.format;
-  if (format == nullptr || format[0] == 0 || format[1] != 0) return kNoDtype;
-  const auto bits = static_cast<std::uint8_t>(8 * buffer.itemsize);
-  if (std::strchr("bhilq", format[0]) != nullptr) return dtype_of({kSigned, bits, 1});
-  if (std::strchr("BHILQ", format[0]) != nullptr) return dtype_of({kUnsigned, bits, 1});
-  if (std::strchr("efd", format[0]) != nullptr) return dtype_of({kFloat, bits, 1});
-  return kNoDtype;
+  return format == nullptr || format[0] == 0 || format[1] != 0 ? kNoDtype : dtype_of(format[0]);
+}
+
+bool describe(const NumpyArray& array, bool writable, TensorView& view) {
+  const char order = array.dtype->byteorder;
+  if (!array.has(NumpyArray::kRowMajor | NumpyArray::kAligned) || (order != '=' && order != '|') ||
+      (writable && !array.has(NumpyArray::kWritable))) {
+    return false;
+  }
+  view.data = array.data;
+  view.shape = array.shape;
+  view.ndim = array.ndim;
+  view.dtype = dtype_of(array.dtype->type);
+  return true;
 }
 
 bool describe(PyObject* array, bool writable, TensorView& view) {
@@ -77,8 +122,29 @@ bool describe(const DlExchange& api, PyObject* tensor, TensorView& view) {
 
 }  // namespace
 
+bool has_known_structure(PyTypeObject* type) {
+  if (sizeof(PyObject) != static_cast<std::size_t>(2) * sizeof(void*)) return false;
+  PyObject* const made =
+      PyObject_CallFunction(reinterpret_cast<PyObject*>(type), "((ii)s)", 3, 2, "i");
+  bool is_known = false;
+  TensorView view, by_buffer;
+  if (made != nullptr && Py_TYPE(made) == type && describe(made, true, by_buffer) &&
+      describe(*reinterpret_cast<const NumpyArray*>(made), true, view)) {
+    is_known = view.data == by_buffer.data && view.ndim == 2 && view.dtype == by_buffer.dtype &&
+               std::equal(view.shape, view.shape + 2, by_buffer.shape);
+  }
+  close(by_buffer);
+  Py_XDECREF(made);
+  PyErr_Clear();
+  return is_known;
+}
+
 bool open(const TensorKind& kind, PyObject* tensor, bool writable, TensorView& view) {
   if (Py_TYPE(tensor) != kind.type) return false;
+  if (kind.by_structure) {
+    return describe(*reinterpret_cast<const NumpyArray*>(tensor), writable, view) &&
+           view.dtype != kNoDtype && has_elements(view.shape, view.ndim);
+  }
   const bool is_described =
       kind.api == nullptr ? describe(tensor, writable, view) : describe(*kind.api, tensor, view);
   if (PyErr_Occurred() != nullptr) PyErr_Clear();

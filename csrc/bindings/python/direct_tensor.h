@@ -1,5 +1,5 @@
-// Tensors as C reads them, without Python: by the buffer protocol (NumPy), or by the functions of
-// DLPack 1.2 (PyTorch).
+// Tensors as C reads them, without Python: NumPy's arrays by their structure or by the buffer
+// protocol, PyTorch's tensors by the functions of DLPack 1.2.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,12 @@ namespace horoplug::python {
 struct TensorKind {
   PyTypeObject* type;     // not of its subclasses
   const DlExchange* api;  // nullptr: they have the buffer protocol
+  bool by_structure;      // they are arrays of NumPy with the structure that is known here
 };
+
+// Whether the arrays of this class, numpy.ndarray, have the structure of numpy_layout.h. Leaves no
+// exception.
+bool has_known_structure(PyTypeObject* type);
 
 // A tensor as hp_submission describes it.
 struct TensorView {
