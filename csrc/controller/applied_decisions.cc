@@ -47,7 +47,7 @@ void AppliedDecisions::apply_join(const DecisionItem& item) {
   Decision& decision = decisions_.emplace_back();
   decision.kind = item.kind;
   decision.batch = item.batch;
-  decision.operations = {make_identity(op_kind_name(OpKind::kJoin), {})};
+  decision.operations = {make_identity(op_kind_name(OpKind::kJoin), Signature())};
   decision.rank = item.rank;
 }
 

@@ -1,5 +1,6 @@
 #include "transport/doorbell.h"
 
+#include <sched.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>
@@ -23,8 +24,10 @@ Doorbell::Doorbell() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 }
 
 void Doorbell::ring_if(std::uint32_t deepest) {
-  const std::uint32_t found = word_->load();
-  if (found == kAwake || found > deepest || word_->exchange(kAwake) == kAwake) return;
+  const std::uint32_t found = word_->load() & kState;
+  if (found == kAwake || found > deepest) return;
+  const auto processor = static_cast<std::uint32_t>(::sched_getcpu() + 1);
+  if ((word_->exchange(kAwake | processor << kStateBits) & kState) == kAwake) return;
   const std::uint64_t one = 1;
   // write() fails only if the counter is full, and then the owner is being woken already.
   [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof one);

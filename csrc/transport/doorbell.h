@@ -46,12 +46,16 @@ class Doorbell {
     full_fence();
   }
   void rest() { word_->store(kResting); }  // after prepare_sleep()
-  void finish_sleep() { word_->store(kAwake); }
+  // Returns the processor of the thread that has rung since prepare_sleep(); -1: none has.
+  int finish_sleep() { return static_cast<int>(word_->exchange(kAwake) >> kStateBits) - 1; }
   void silence();
   int fd() const { return event_.get(); }
 
  private:
   static constexpr std::uint32_t kAwake = 0, kAsleep = 1, kResting = 2;
+  // Above the state: the processor of the thread that has rung, plus 1.
+  static constexpr unsigned kStateBits = 2;
+  static constexpr std::uint32_t kState = (1U << kStateBits) - 1;
 
   // Rings only if the owner's sleep state is at most this value.
   void ring_if(std::uint32_t deepest);

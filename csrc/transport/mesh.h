@@ -52,10 +52,12 @@ class Mesh {
     doorbell_->prepare_sleep();
     const bool sleeps = !work_left();
     if (sleeps) poller_.wait(time, readable_);
-    doorbell_->finish_sleep();
+    ringer_ = doorbell_->finish_sleep();
     return sleeps;
   }
 
+  // The processor of the thread whose ring has ended the last sleep; -1: none has.
+  int ringer() const { return ringer_; }
   // Records the events that ended a doze.
   void look() { poller_.wait(Seconds::zero(), readable_); }
 
@@ -119,6 +121,7 @@ class Mesh {
   std::vector<Link*> polled_;              // links without notification
   std::vector<bool> asked_for_;            // by rank: take_needed() has returned it
   static constexpr unsigned kLooks = 32;
+  int ringer_ = -1;
   unsigned since_look_ = 0;  // calls of pump() since it has looked at the sockets
   unsigned turn_ = 1;
   bool polled_traffic_ = false;

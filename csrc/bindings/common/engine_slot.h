@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "horoplug/horoplug.h"
+#include "prepared_operations.h"
 
 namespace horoplug::bindings {
 
@@ -50,12 +51,15 @@ class EngineSlot {
   };
   // Empty if no engine is set.
   Lease lease();
+  // The operations of this engine; to be used under a lease.
+  PreparedOperations& prepared() { return prepared_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable released_;
   EngineInfo info_;
   int leases_ = 0;
+  PreparedOperations prepared_;
 };
 
 // The slot of this process. A forked child has a new, empty one.

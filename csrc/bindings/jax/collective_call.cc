@@ -129,9 +129,10 @@ hp_submission CollectiveCall::submission() {
 
 void CollectiveCall::perform() {
   const hp_submission made = submission();
-  const hp_status status = hp_perform(lease_->engine, &made, -1, &handle_);
-  if (handle_ == 0) check(status, subject());
-  finish();
+  const hp_status status =
+      bindings::engine_slot().prepared().perform(lease_->engine, made, &handle_);
+  if (handle_ != 0) return finish();
+  check(status, subject());
 }
 
 void CollectiveCall::finish() {

@@ -78,7 +78,7 @@ struct DirectFunction {
   PyObject* empty_like;   // makes the output; None: it is the tensor
   PyObject* failed;       // (error): raises the exception
   PyObject* prefix;       // of the names of operations, such as "allreduce."
-  PyObject* named;        // the operations by the names that callers have given
+  PyObject* named;        // the operations by the names that callers have given; None: no name
   const DirectCalls* shared;
   TensorKind kind;
   int blocks;  // 0: it returns a handle
@@ -156,18 +156,21 @@ struct UsualCall {
   PyObject* key() const { return named == nullptr ? nullptr : named_operation(named).key(); }
 };
 
-// Finds the operation that was performed under this name before, or makes it.
+// Finds the operation that was performed under this name before, or the last one without a name, or
+// makes it.
 bool find_operation(UsualCall& call) {
   const DirectFunction& self = call.self;
-  call.named = find_named(self.named, call.options.name);
+  const bool has_name = call.options.name != nullptr;
+  PyObject* const name = has_name ? call.options.name : Py_None;
+  call.named = find_named(self.named, name);
   if (call.named == nullptr || !named_operation(call.named).fits(call.submission)) {
     Py_CLEAR(call.named);
-    std::string name = on_the_wire(self, call.options.name);
-    if (name.empty()) return false;
-    call.named = add_named(self.named, call.options.name, std::move(name), call.submission);
+    std::string text = has_name ? on_the_wire(self, name) : "";
+    if (has_name && text.empty()) return false;
+    call.named = add_named(self.named, name, std::move(text), call.submission);
     if (call.named == nullptr) throw py::error_already_set();
   }
-  return !self.shared->has_fresh() || !self.shared->is_fresh(call.key());
+  return !has_name || !self.shared->has_fresh() || !self.shared->is_fresh(call.key());
 }
 
 // Whether it is a usual one. close() follows in either case.
@@ -197,7 +200,7 @@ bool open(UsualCall& call, PyObject* const* values, PyObject* keywords) {
   submission.tensors = &call.described;
   submission.tensor_count = 1;
   submission.pool_thread = is_pool_thread() ? 1 : 0;
-  return call.options.name == nullptr || find_operation(call);
+  return find_operation(call);
 }
 
 void close(UsualCall& call) {
@@ -220,10 +223,9 @@ PyObject* track(const UsualCall& call, hp_handle handle) {
   return track_operation(*self.shared, start, handle, call.key());
 }
 
-// Calls one of two functions: that for a prepared operation, or that for one without a name.
-template <typename OnInstance, typename OnSubmission>
-hp_status submit(const UsualCall& call, OnInstance&& on_instance, OnSubmission&& on_submission) {
-  if (call.named == nullptr) return on_submission(call.submission);
+// Calls start(instance) with the tensor of a call.
+template <typename Start>
+hp_status submit(const UsualCall& call, Start&& start) {
   const hp_tensor& tensor = call.described;
   hp_instance instance = {};
   instance.struct_size = sizeof instance;
@@ -231,15 +233,14 @@ hp_status submit(const UsualCall& call, OnInstance&& on_instance, OnSubmission&&
   instance.outputs = &tensor.output;
   instance.pool_thread = call.submission.pool_thread;
   const hp_status status = named_operation(call.named).on(call.engine, &instance.prepared);
-  return status == HP_OK ? on_instance(instance) : status;
+  return status == HP_OK ? start(instance) : status;
 }
 
 // The result of a blocking call; on a failure, the exception.
 PyObject* perform(const UsualCall& call) {
   hp_handle handle = 0;
   const hp_status status = submit(
-      call, [&](const hp_instance& instance) { return call.engine.perform(instance, handle); },
-      [&](const hp_submission& submission) { return call.engine.perform(submission, handle); });
+      call, [&](const hp_instance& instance) { return call.engine.perform(instance, handle); });
   if (status == HP_IN_PROGRESS) {
     PyObject* const operation = track(call, handle);
     PyObject* const result = operation == nullptr ? nullptr : wait_for(operation);
@@ -261,12 +262,9 @@ PyObject* start(const UsualCall& call) {
   hp_handle handle = 0;
   hp_engine* const engine = call.engine.get();
   std::int32_t accepted = 0;
-  const hp_status status = submit(
-      call,
-      [&](const hp_instance& instance) {
-        return hp_start(engine, &instance, 1, &handle, &accepted);
-      },
-      [&](const hp_submission& submission) { return hp_submit(engine, &submission, &handle); });
+  const hp_status status = submit(call, [&](const hp_instance& instance) {
+    return hp_start(engine, &instance, 1, &handle, &accepted);
+  });
   if (status != HP_OK) return fail(call, status);
   PyObject* const operation = track(call, handle);
   PyObject* const number = operation == nullptr ? nullptr : number_of(operation);

@@ -29,10 +29,11 @@ NamedOperation::NamedOperation(std::string name, const hp_submission& submission
       shape_(shape_of(submission).begin(), shape_of(submission).end()),
       tensor_{nullptr, nullptr, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0},
       submission_(submission),
-      key_(Py_BuildValue("(is)", submission.process_set, name_.c_str())) {
+      key_(name_.empty() ? nullptr : Py_BuildValue("(is)", submission.process_set, name_.c_str())) {
+  submission_.tensors = &tensor_;
+  if (name_.empty()) return;
   if (key_ == nullptr) throw pybind11::error_already_set();
   submission_.name = name_.c_str();
-  submission_.tensors = &tensor_;
 }
 
 bool NamedOperation::fits(const hp_submission& submission) const {

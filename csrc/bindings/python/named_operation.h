@@ -1,4 +1,5 @@
-// An operation that a direct call has performed under a name, for the next calls with this name.
+// An operation that a direct call has performed, for the next calls with its name; of those without
+// a name, the last one.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,15 +15,16 @@ namespace horoplug::python {
 
 class NamedOperation {
  public:
-  // `name`: on the wire. `submission`: all but the name; its tensor is copied.
+  // `name`: on the wire; empty: none. `submission`: all but the name; its tensor is copied.
   NamedOperation(std::string name, const hp_submission& submission);
-  ~NamedOperation() { Py_DECREF(key_); }
+  ~NamedOperation() { Py_XDECREF(key_); }
   NamedOperation(const NamedOperation&) = delete;
   NamedOperation& operator=(const NamedOperation&) = delete;
 
   // Whether a call differs from it by its tensors' memory only.
   bool fits(const hp_submission& submission) const;
-  // What horoplug.common.context knows of it while it is in flight: (process set, name).
+  // What horoplug.common.context knows of it while it is in flight: (process set, name). nullptr:
+  // it has no name.
   PyObject* key() const { return key_; }
   hp_status on(const Engine& engine, const hp_prepared** prepared) {
     return on_engines_.on(engine, submission_, prepared);

@@ -128,7 +128,7 @@ hp_submission KernelRun::submission() const {
 void KernelRun::submit() {
   if (row_.op == HP_JOIN) return check(hp_join(lease_->engine, kernel_.process_set, &handle_));
   const hp_submission made = submission();
-  check(hp_submit(lease_->engine, &made, &handle_));
+  check(engine_slot().prepared().submit(lease_->engine, made, &handle_));
 }
 
 void KernelRun::perform() {
@@ -138,8 +138,8 @@ void KernelRun::perform() {
     hp_wait(lease_->engine, handle_, -1);
   } else {
     const hp_submission made = submission();
-    const hp_status status = hp_perform(lease_->engine, &made, -1, &handle_);
-    if (handle_ == 0) check(status);
+    const hp_status status = engine_slot().prepared().perform(lease_->engine, made, &handle_);
+    if (handle_ == 0) return check(status);
   }
   finish();
 }

@@ -117,8 +117,8 @@ void perform(const CustomCall& call, const EngineSlot::Lease& lease, const void*
   }
   const hp_submission submission = submission_of(call.kernel, call.dtype, tensors);
   hp_handle handle = 0;
-  const hp_status status = hp_perform(lease->engine, &submission, -1, &handle);
-  if (handle == 0) check(status);
+  const hp_status status = engine_slot().prepared().perform(lease->engine, submission, &handle);
+  if (handle == 0) return check(status);
   const bindings::ScopedHandle scoped(lease->engine, handle);
   check(status);
   if (row.output == Output::kLikeInput) return;

@@ -49,7 +49,7 @@ inline constexpr int kMessageKindCount = 24;
 
 struct Hello {
   static constexpr MessageKind kKind = MessageKind::kHello;
-  static constexpr std::int32_t kProtocol = 22;
+  static constexpr std::int32_t kProtocol = 23;
   std::int32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;

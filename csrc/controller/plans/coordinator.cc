@@ -117,7 +117,7 @@ bool Coordinator::would_break(std::span<const StepMember> step) const {
   std::unordered_set<std::string> keys;
   for (const StepMember& member : step) keys.insert(member.key);
   return state_.readiness.any([&](const std::string& name, const Signature& signature) {
-    return !keys.contains(step_key(name, signature));
+    return !keys.contains(std::string(step_key(name, signature)));
   });
 }
 

@@ -128,7 +128,8 @@ Plan::Place Plan::ready(const IdentityPtr& operation) {
   const std::uint32_t at = turn.slots[turn.next];
   Slot& slot = slots_[at];
   if (slot.ready) return Place::kTaken;
-  if (slot.operation != operation && !compatible(slot.signature, operation->signature)) {
+  const bool is_known = slot.operation != nullptr && slot.operation->shared == operation->shared;
+  if (!is_known && !compatible(slot.signature, operation->signature)) {
     return Place::kTaken;
   }
   if (++turn.next == turn.slots.size()) turn.next = 0;

@@ -19,7 +19,7 @@ void PlanLearner::note(const Identity& operation, std::uint64_t dependency_stage
     history_.clear();
     return;
   }
-  history_.push_back({operation.key, operation.signature, dependency_stage});
+  history_.push_back({std::string(operation.key), operation.signature, dependency_stage});
   if (history_.size() > StepPattern::kMostOperations) history_.pop_front();
 }
 

@@ -69,8 +69,8 @@ std::optional<RememberedPlans::Continuation> RememberedPlans::find_continuation(
   StepDigest run;
   for (const std::uint32_t slot : joined) run.add(places_[*installed_]->operations[slot]);
   const auto in_order = pending.in_order();
-  const auto fits = [](const Place& place, const std::string& key, const Signature& signature) {
-    const auto found = place.slots.find(key);
+  const auto fits = [](const Place& place, std::string_view key, const Signature& signature) {
+    const auto found = place.slots.find(std::string(key));
     return found != place.slots.end() &&
            compatible(place.known.step[found->second].signature, signature);
   };

@@ -14,7 +14,7 @@ std::uint64_t mix(std::uint64_t value) {
 
 }  // namespace
 
-std::uint64_t operation_digest(const std::string& key, const Signature& signature) {
+std::uint64_t operation_digest(std::string_view key, const Signature& signature) {
   return Hash().add(key).add(digest(signature)).value();
 }
 

@@ -12,7 +12,7 @@ namespace horoplug {
 
 // A number for an operation: equal for equal keys and signatures, different for other ones with
 // high probability.
-std::uint64_t operation_digest(const std::string& key, const Signature& signature);
+std::uint64_t operation_digest(std::string_view key, const Signature& signature);
 
 // A sum over operations: equal for steps with the same operations, each as often, in any order.
 class StepDigest {

@@ -4,17 +4,29 @@
 
 namespace horoplug {
 
-std::string step_key(const std::string& name, const Signature& signature) {
+std::string_view step_key(std::string_view name, const Signature& signature) {
   return signature.recurring ? name : name.substr(0, name.rfind('.'));
 }
 
-Identity::Identity(std::string named, Signature agreed)
+Identity::Identity(std::string named, std::shared_ptr<const Signature> agreed, std::int64_t payload,
+                   std::uint64_t hash)
     : name(std::move(named)),
-      signature(std::move(agreed)),
+      shared(std::move(agreed)),
+      signature(*shared),
       key(step_key(name, signature)),
       name_hash(std::hash<std::string_view>{}(name)),
       key_hash(std::hash<std::string_view>{}(key)),
-      digest(Hash().add(name).add(horoplug::digest(signature)).value()),
-      bytes(payload_bytes(signature)) {}
+      bytes(payload),
+      signature_digest(hash),
+      digest(Hash().add(name).add(hash).value()) {}
+
+Identity::Identity(std::string named, std::shared_ptr<const Signature> agreed)
+    : Identity(std::move(named), agreed, payload_bytes(*agreed), horoplug::digest(*agreed)) {}
+
+Identity::Identity(std::string named, Signature agreed)
+    : Identity(std::move(named), std::make_shared<const Signature>(std::move(agreed))) {}
+
+Identity::Identity(std::string named, const Identity& other)
+    : Identity(std::move(named), other.shared, other.bytes, other.signature_digest) {}
 
 }  // namespace horoplug

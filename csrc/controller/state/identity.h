@@ -21,27 +21,39 @@ namespace horoplug {
 
 struct Identity {
   Identity(std::string name, Signature signature);
+  // The same operation under another name.
+  Identity(std::string name, const Identity& other);
+  Identity(const Identity&) = delete;
+  Identity& operator=(const Identity&) = delete;
 
   const std::string name;
-  const Signature signature;
-  // By which a plan finds the operation: see StepMember.
-  const std::string key;
+  const std::shared_ptr<const Signature> shared;  // with those that differ by their names only
+  const Signature& signature;
+  // By which a plan finds the operation: see step_key().
+  const std::string_view key;
   const std::size_t name_hash, key_hash;
-  // A hash of both: equal on all ranks for operations that run together, and different for others
-  // with high probability.
-  const std::uint64_t digest;
   const std::int64_t bytes;  // of all tensors together, as they travel
+  // Hashes of the signature, and of both: equal on all ranks for operations that run together, and
+  // different for others with high probability.
+  const std::uint64_t signature_digest, digest;
+
+ private:
+  Identity(std::string name, std::shared_ptr<const Signature> signature);
+  Identity(std::string name, std::shared_ptr<const Signature> signature, std::int64_t bytes,
+           std::uint64_t signature_digest);
 };
 
 using IdentityPtr = std::shared_ptr<const Identity>;
 
-inline IdentityPtr make_identity(std::string name, Signature signature) {
-  return std::make_shared<const Identity>(std::move(name), std::move(signature));
+// `what`: the signature, or an operation that differs by its name only.
+template <typename What>
+IdentityPtr make_identity(std::string name, What&& what) {
+  return std::make_shared<const Identity>(std::move(name), std::forward<What>(what));
 }
 
 // The name; operations without a name, which are numbered in submission order, have the key of
 // their kind.
-std::string step_key(const std::string& name, const Signature& signature);
+std::string_view step_key(std::string_view name, const Signature& signature);
 
 // Hash tables of operations by name. Lookups with an identity neither hash its name nor, if it is
 // the same one, compare it.

@@ -107,9 +107,8 @@ hp_status hp_prepare(hp_engine* engine, const hp_submission* submission, hp_prep
     const hp_submission full = complete(submission);
     const auto members = engine->engine.use()->members(checked_set(full.process_set));
     horoplug::Prepared operation = horoplug::prepare(full, members);
-    const horoplug::Identity& identity = *operation.identity;
-    if (identity.name.empty() || horoplug::operation_info(identity.signature.op).takes_splits) {
-      throw Error(HP_UNSUPPORTED, "only operations with a name and without splits can be prepared");
+    if (horoplug::operation_info(operation.identity->signature.op).takes_splits) {
+      throw Error(HP_UNSUPPORTED, "operations that take splits cannot be prepared");
     }
     *prepared = new hp_prepared{engine, std::move(operation)};
   });

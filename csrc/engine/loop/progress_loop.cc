@@ -13,6 +13,17 @@ bool has_fewer_processors_than(int threads, double quota) {
   return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) < threads;
 }
 
+// The second call allows the thread what it was allowed before, and leaves it where it is.
+void leave_processor(int processor) {
+  cpu_set_t allowed, others;
+  CPU_ZERO(&allowed);
+  if (processor < 0 || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(static_cast<std::size_t>(processor), &others);
+  if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 void spin_pause() {
 #if defined(__x86_64__)
   _mm_pause();

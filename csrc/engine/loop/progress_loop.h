@@ -44,6 +44,7 @@
 
 #include "base/status.h"
 #include "base/time.h"
+#include "engine/loop/shared_processor.h"
 #include "engine/loop/spin_budget.h"
 #include "transport/mesh.h"
 
@@ -196,6 +197,7 @@ class ProgressLoop {
 
   // Used by the thread that holds the loop.
   SpinBudget spin_budget_;
+  SharedProcessor shared_processor_;
   bool socket_traffic_ = false;  // the last caller that ran the loop moved data over sockets
   SteadyTime watch_due_;         // when deadlines are checked though there is something to do
   unsigned busy_steps_ = 0;
@@ -351,8 +353,11 @@ void ProgressLoop<Work>::sleep(SteadyTime time, SteadyTime deadline, const Done&
     Poller& poller = mesh_.poller();
     if (!poller.muted()) poller.mute();
     const Seconds most = std::min(work_.sleep_time(), deadline - time);
-    if (mesh_.sleep(most, [&] { return work_left() || done(); })) {
-      wakeups_.fetch_add(1, std::memory_order_relaxed);
+    if (!mesh_.sleep(most, [&] { return work_left() || done(); })) return true;
+    wakeups_.fetch_add(1, std::memory_order_relaxed);
+    const int here = ::sched_getcpu();
+    if (!crowded_ && shared_processor_.woken(mesh_.ringer(), here, steady_now())) {
+      leave_processor(here);
     }
     return true;
   });

@@ -89,7 +89,7 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
            "this rank has joined, and waits until every rank has called join()");
   }
   if (operation->name().empty()) {
-    operation->identity = make_identity(next_name(*operation), operation->signature());
+    operation->identity = make_identity(next_name(*operation), *operation->identity);
     operation->is_numbered = true;
   }
   if (!set.in_flight.insert(operation->identity).second) {
@@ -212,7 +212,7 @@ void SubmissionQueue::begin_again(std::uint32_t set, std::vector<OperationPtr> l
     NameSet& in_flight = found->second.in_flight;
     for (const OperationPtr& operation : renamed) in_flight.erase(operation->identity);
     for (const OperationPtr& operation : renamed) {
-      handles_.rename(*operation, make_identity(next_name(*operation), operation->signature()));
+      handles_.rename(*operation, make_identity(next_name(*operation), *operation->identity));
       in_flight.insert(operation->identity);
     }
   }
