@@ -74,6 +74,42 @@ TEST_CASE("idle links cost nothing") {
   CHECK(links.calls.all == 0);
 }
 
+TEST_CASE("sockets are looked at in every step while messages are expected, and seldom otherwise") {
+  // A link that is readable all the time, of which each look reads once.
+  int looks = 0;
+  class Readable final : public Stream {
+   public:
+    explicit Readable(int& reads) : reads_(reads) { doorbell_.prepare_sleep(), doorbell_.ring(); }
+    std::size_t write(const iovec*, int) override { return 0; }
+    std::ptrdiff_t read(void*, std::size_t) override {
+      ++reads_;
+      return 0;
+    }
+    void close_write() override {}
+    Traits traits() const override { return {WakeUp::kDescriptor, doorbell_.fd()}; }
+
+   private:
+    int& reads_;
+    Doorbell doorbell_;
+  };
+  std::vector<std::vector<std::unique_ptr<Stream>>> lanes(2);
+  lanes[1].push_back(std::make_unique<Readable>(looks));
+  Mesh mesh(std::move(lanes), std::make_shared<Doorbell>(), [](int, const Bytes&) {});
+  const auto looks_of = [&](int steps, bool expects) {
+    looks = 0;
+    for (int i = 0; i < steps; ++i) mesh.pump(expects);
+    return looks;
+  };
+  CHECK(looks_of(100, true) == 100);
+  CHECK(looks_of(320, false) == 10);
+  {
+    std::byte received{};
+    const Link::Receive receive(*mesh.link(1), {.set = 0, .epoch = 0, .batch = 1}, &received, 1);
+    CHECK(looks_of(100, false) == 100);
+  }
+  CHECK(looks_of(320, false) == 10);
+}
+
 TEST_CASE("only links with something to write are written to") {
   Links links(200);
   links.mesh->send_control(7, Bytes(10));

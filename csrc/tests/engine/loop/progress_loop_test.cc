@@ -323,6 +323,82 @@ TEST_CASE("a doorbell wakes a sleeping owner, and a resting owner only by ring()
   CHECK(!ring());
 }
 
+TEST_CASE("the owner of a doorbell learns on which processor the thread runs that has rung") {
+  Doorbell bell;
+  CHECK(bell.finish_sleep() == -1);
+  bell.prepare_sleep();
+  CHECK(bell.finish_sleep() == -1);
+  cpu_set_t allowed;
+  REQUIRE(::sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) continue;
+    bell.prepare_sleep();
+    std::thread([&] {
+      cpu_set_t only;
+      CPU_ZERO(&only);
+      CPU_SET(static_cast<std::size_t>(cpu), &only);
+      REQUIRE(::sched_setaffinity(0, sizeof only, &only) == 0);
+      bell.ring();
+    }).join();
+    CHECK(bell.finish_sleep() == cpu);
+    CHECK(bell.finish_sleep() == -1);
+  }
+}
+
+TEST_CASE("a thread moves after several wake-ups from its own processor, and not too often") {
+  SharedProcessor shared;
+  SteadyTime now = steady_now();
+  // Wake-ups until it moves, at most so many.
+  const auto moves_within = [&](int most, int ringer) {
+    for (int i = 1; i <= most; ++i) {
+      if (shared.woken(ringer, 1, now += Seconds(10e-6))) return i;
+    }
+    return 0;
+  };
+  CHECK(moves_within(1000, 0) == 0);
+  CHECK(moves_within(1000, -1) == 0);
+  CHECK(moves_within(1000, 1) == SharedProcessor::kInARow);
+  // Wake-ups from elsewhere in between count from the beginning.
+  now += SharedProcessor::kMostPause;
+  CHECK(moves_within(SharedProcessor::kInARow - 1, 1) == 0);
+  CHECK(moves_within(1, 0) == 0);
+  CHECK(moves_within(SharedProcessor::kInARow - 1, 1) == 0);
+  CHECK(moves_within(1, 1) == 1);
+  // Moves that do not help become rare.
+  SteadyTime last = now;
+  Seconds pause{};
+  for (int i = 0; i < 15; ++i) {
+    while (!shared.woken(1, 1, now += Seconds(1e-3))) continue;
+    CHECK(now - last >= pause);
+    CHECK(now - last <= SharedProcessor::kMostPause + Seconds(0.1));
+    pause = now - last;
+    last = now;
+  }
+  CHECK(pause > Seconds(5));
+}
+
+TEST_CASE("a thread that leaves a processor may run on the same processors as before") {
+  cpu_set_t before, after;
+  REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
+  const int from = ::sched_getcpu();
+  leave_processor(from);
+  REQUIRE(::sched_getaffinity(0, sizeof after, &after) == 0);
+  CHECK(CPU_EQUAL(&before, &after));
+  leave_processor(-1);
+
+  // Where there is only one processor, nothing changes.
+  std::thread([&] {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(static_cast<std::size_t>(from), &only);
+    REQUIRE(::sched_setaffinity(0, sizeof only, &only) == 0);
+    leave_processor(from);
+    REQUIRE(::sched_getaffinity(0, sizeof after, &after) == 0);
+    CHECK(CPU_EQUAL(&only, &after));
+    CHECK(::sched_getcpu() == from);
+  }).join();
+}
+
 TEST_CASE("the spin budget follows whether spinning pays") {
   SpinBudget budget;
   CHECK(wait_once(budget, 1.0, 0) ==
