@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "base/time.h"
 
@@ -16,27 +17,34 @@ namespace horoplug {
 class SharedProcessor {
  public:
   static constexpr int kInARow = 8;
-  // Between two moves. It doubles when a move has not helped for long: other threads may need the
-  // other processors.
+  // The least time between two moves. It doubles while moves do not help: other threads may need
+  // the other processors.
   static constexpr Seconds kLeastPause{10e-3};
   static constexpr Seconds kMostPause{10};
+  // A move has helped if the thread ran elsewhere for so long.
+  static constexpr Seconds kHelps{5e-3};
 
   // This thread was woken at `time` on processor `here`, by a thread on processor `ringer` (-1: by
   // none). Whether it should move to another processor.
   bool woken(int ringer, int here, SteadyTime time) {
     in_a_row_ = ringer == here ? in_a_row_ + 1 : 0;
-    if (in_a_row_ < kInARow || time < next_move_) return false;
+    if (in_a_row_ < kInARow) return false;
+    if (!std::exchange(judged_, true)) {
+      const bool helped = time - moved_at_ > kHelps;
+      pause_ = helped ? kLeastPause : std::min(2 * pause_, kMostPause);
+    }
+    if (time - moved_at_ < pause_) return false;
     in_a_row_ = 0;
-    const bool helped = time - next_move_ > kMostPause;
-    pause_ = helped ? kLeastPause : std::min(2 * pause_, kMostPause);
-    next_move_ = time + pause_;
+    judged_ = false;
+    moved_at_ = time;
     return true;
   }
 
  private:
   int in_a_row_ = 0;
-  Seconds pause_ = kLeastPause / 2;
-  SteadyTime next_move_ = kLongAgo;
+  Seconds pause_ = kLeastPause;
+  SteadyTime moved_at_ = kLongAgo;
+  bool judged_ = false;  // whether the last move has helped is known
 };
 
 // Moves the calling thread from this processor to another one that it may run on, if there is one.
