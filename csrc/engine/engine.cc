@@ -293,8 +293,8 @@ void Engine::start_running(std::vector<Segment> segments) {
   dispatcher_.deliver_early();
 }
 
-// Whether this rank does anything for which a peer would send it control messages. Ranks that follow
-// a plan exchange none, until it ends.
+// Whether this rank does anything for which a peer would send it control messages. Ranks that
+// follow a plan exchange none, until it ends.
 bool Engine::expects_messages() const {
   if (lifecycle_.starting() || lifecycle_.leave_requested() || stalls_.running()) return true;
   if (!point_to_point_.idle() || !point_to_point_.waiting().empty()) return true;
