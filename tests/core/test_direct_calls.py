@@ -119,6 +119,7 @@ def check_unusual_calls():
     frozen.flags.writeable = False
     for tensor in (
         *(x > 0, x + 0j, x[:0], x.T, x[:, ::2], x.view(Array), x.astype(">f8"), x.astype("m8[s]")),
+        np.zeros(9, "u1")[1:].view("f8"),  # not aligned
         *(x.tolist(), 1.0, np.float32(1), x.view([("a", "f8")]), np.array(["a"]), None),
     ):
         for function in (IN_PLACE, INTO_NEW):
@@ -169,7 +170,7 @@ def check_random_calls(number):
         if draw.random() < 0.7:
             options["op"] = draw.choice([hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average])
         if draw.random() < 0.7:
-            options["name"] = f"{draw.randint(0, 20)} {dtype} {shape} {options.get('op')}"
+            options["name"] = f"{draw.randint(0, 5)}"
         function = draw.choice([hvd.allreduce, hvd.allreduce_, hvd.allreduce_async])
         results = [outcome(each, x.copy(), options) for each in (function, function.__wrapped__)]
         assert results[0] == results[1], (number, index, x, options)
@@ -187,6 +188,32 @@ def outcome(function, x, options):
 
 def test_both_ways_have_the_same_results(ranks):
     ranks.run(check_random_calls, seed())
+
+
+def check_names_that_come_again():
+    size = hvd.size()
+    for _ in range(2):
+        for x in (np.ones(3, "f4"), np.ones((3, 1), "f4"), np.ones(3, "i4"), np.ones(7, "i4")):
+            for options in ({}, {"name": "again"}):
+                for op, expected in ((hvd.Sum, size), (hvd.Min, 1), (hvd.Sum, size)):
+                    made = INTO_NEW(x, op=op, **options)
+                    assert made.tolist() == np.full(x.shape, expected).tolist()
+                    assert made.dtype == x.dtype
+        hvd.shutdown()
+        hvd.init()
+    # Names that do not come again are forgotten.
+    x = np.zeros(1)
+    for i in range(2**14 + 10):
+        IN_PLACE(x, name=f"{i}")
+    kept = [
+        len(each) for each in gc.get_referents(IN_PLACE) if type(each) is dict and f"{i}" in each
+    ]
+    assert len(kept) == 1
+    assert kept[0] < 100
+
+
+def test_a_name_comes_again_with_other_arrays_and_in_another_job(ranks):
+    ranks.run(check_names_that_come_again)
 
 
 def check_failures():

@@ -107,6 +107,32 @@ def test_core_casts_like_jax(ranks):
     ranks.run(check_compression, seed())
 
 
+def check_names_that_come_again():
+    """Operations under one name that differ in everything else."""
+    size = hvd.size()
+
+    def reduce(x, op, factor):
+        return hvd.allreduce(x, op=op, name="again", prescale_factor=factor)
+
+    compiled = jax.jit(reduce, static_argnames=("op", "factor"))
+    for shape in ((3,), (2, 3), (3,), ()):
+        for function in (reduce, compiled):
+            for op, factor, expected in (
+                *((hvd.Sum, 1.0, size), (hvd.Min, 1.0, 1), (hvd.Sum, 2.0, 2 * size)),
+                (hvd.Sum, 1.0, size),
+            ):
+                same(
+                    function(jnp.ones(shape), op=op, factor=factor), np.full(shape, expected, "f4")
+                )
+        for root in range(size):
+            made = hvd.broadcast(jnp.full(shape, hvd.rank()), root, name="again")
+            same(made, np.full(shape, root, "i4"))
+
+
+def test_a_name_comes_again_with_another_operation(ranks):
+    ranks.run(check_names_that_come_again)
+
+
 def test_pytrees_of_several_dtypes(ranks):
     ranks.run(check_trees, seed())
 

@@ -193,6 +193,26 @@ def test_duplicate_name_is_refused(pool):
         job.run(check_name_in_flight)
 
 
+def check_names_that_come_again():
+    """Operations under one name that differ in everything else."""
+    size = hvd.size()
+    for shape in ([3], [2, 3], [3], []):
+        for dtype in ("float32", "int32"):
+            x = tf.ones(shape, dtype)
+            for op, expected in ((hvd.Sum, size), (hvd.Min, 1), (hvd.Sum, size)):
+                same(hvd.allreduce(x, op=op, name="again"), np.full(shape, expected), dtype)
+        for factor in (2.0, 1.0, 0.5):
+            made = hvd.allreduce(tf.ones(shape), op=hvd.Sum, name="again", prescale_factor=factor)
+            same(made, np.full(shape, size * factor), "float32")
+        for root in range(size):
+            made = hvd.broadcast(tf.fill(shape, hvd.rank()), root, name="again")
+            same(made, np.full(shape, root), "int32")
+
+
+def test_a_name_comes_again_with_another_operation(ranks):
+    ranks.run(check_names_that_come_again)
+
+
 def check_job():
     """A graph can be used in several jobs."""
     total, run = both(lambda x: hvd.allreduce(x, op=hvd.Sum) + tf.cast(hvd.size_op(), x.dtype))

@@ -7,8 +7,7 @@ namespace horoplug::bindings {
 void EngineSlot::set(const EngineInfo& info) {
   std::unique_lock lock(mutex_);
   info_ = info;
-  if (info.engine != nullptr) return;
-  released_.wait(lock, [this] { return leases_ == 0; });
+  if (info.engine == nullptr) released_.wait(lock, [this] { return leases_ == 0; });
   prepared_.clear();
 }
 
