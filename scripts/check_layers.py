@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BELOW_ENGINE,
     # Bindings know the core by its C ABI only.
     "bindings/common": {"include"},
-    "bindings/python": {"include"},
+    "bindings/python": {"include", "bindings/common"},
     "bindings/tensorflow": {"include", "bindings/common"},
     "bindings/jax": {"include", "bindings/common"},
 }

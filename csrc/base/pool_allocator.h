@@ -60,8 +60,8 @@ class PoolAllocator {
     return static_cast<T*>(memory);
   }
   void deallocate(T* memory, std::size_t count) noexcept {
-    if (count == 1) return pool_->give(memory, sizeof(T));
-    ::operator delete(memory);
+    if (count == 1) return pool_->give(static_cast<void*>(memory), sizeof(T));
+    ::operator delete(static_cast<void*>(memory));
   }
 
   const std::shared_ptr<BlockPool>& pool() const { return pool_; }

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -10,8 +13,8 @@
 namespace horoplug::bindings {
 namespace {
 
-// More names than a model has tensors. A program that makes names for each step would fill the
-// memory otherwise.
+// More operations than a step has. A program that makes names for each step would fill the memory
+// otherwise.
 constexpr std::size_t kMost = 1 << 14;
 
 std::span<const hp_tensor> tensors_of(const hp_submission& submission) {
@@ -22,8 +25,29 @@ std::span<const std::int64_t> shape_of(const hp_tensor& tensor) {
   return {tensor.shape, static_cast<std::size_t>(tensor.ndim)};
 }
 
-std::string_view layout_of(const hp_submission& submission) {
-  return submission.layout == nullptr ? "" : submission.layout;
+std::string_view text_of(const char* text) { return text == nullptr ? "" : text; }
+
+// Everything but the texts and shapes.
+auto properties_of(const hp_submission& s) {
+  return std::tuple(s.op, s.dtype, s.reduce_op, s.root, s.device, s.process_set, s.prescale,
+                    s.postscale, s.wire_dtype, s.tag, s.name != nullptr);
+}
+
+std::uint64_t hash_of(const hp_submission& submission) {
+  std::uint64_t hash = std::hash<std::string_view>{}(text_of(submission.name));
+  const auto add = [&](std::int64_t number) {
+    hash = (hash ^ static_cast<std::uint64_t>(number)) * 0x9E3779B97F4A7C15;
+    hash ^= hash >> 32;
+  };
+  for (const std::int64_t number : {submission.op, submission.dtype, submission.reduce_op,
+                                    submission.root, submission.process_set}) {
+    add(number);
+  }
+  for (const hp_tensor& tensor : tensors_of(submission)) {
+    add(tensor.ndim);
+    for (const std::int64_t dimension : shape_of(tensor)) add(dimension);
+  }
+  return hash;
 }
 
 // Calls start(instance) with the memory of a submission.
@@ -56,7 +80,8 @@ hp_status with_instance(const hp_prepared* prepared, const hp_submission& submis
 }  // namespace
 
 struct PreparedOperations::Entry {
-  explicit Entry(const hp_submission& of) : submission(of), layout(layout_of(of)) {
+  explicit Entry(const hp_submission& of)
+      : submission(of), name(text_of(of.name)), layout(text_of(of.layout)) {
     for (const hp_tensor& tensor : tensors_of(of)) {
       shapes.emplace_back(shape_of(tensor).begin(), shape_of(tensor).end());
     }
@@ -68,35 +93,32 @@ struct PreparedOperations::Entry {
   Entry& operator=(const Entry&) = delete;
 
   bool fits(const hp_submission& other) const {
-    const auto properties = [](const hp_submission& s) {
-      return std::tuple(s.op, s.dtype, s.reduce_op, s.root, s.device, s.process_set, s.prescale,
-                        s.postscale, s.wire_dtype, s.tag);
-    };
     const auto same_shape = [](const std::vector<std::int64_t>& shape, const hp_tensor& tensor) {
       return std::ranges::equal(shape, shape_of(tensor));
     };
-    return properties(submission) == properties(other) && layout == layout_of(other) &&
+    return properties_of(submission) == properties_of(other) && name == text_of(other.name) &&
+           layout == text_of(other.layout) &&
            std::ranges::equal(shapes, tensors_of(other), same_shape);
   }
 
   hp_prepared* prepared = nullptr;
   const hp_submission submission;  // without what it points to
-  const std::string layout;
+  const std::string name, layout;
   std::vector<std::vector<std::int64_t>> shapes;
 };
 
 std::shared_ptr<const PreparedOperations::Entry> PreparedOperations::find(
     hp_engine* engine, const hp_submission& submission) {
-  if (submission.name == nullptr || submission.split_count > 0) return nullptr;
-  const std::string_view name = submission.name;
+  if (submission.split_count > 0) return nullptr;
+  const std::uint64_t hash = hash_of(submission);
   const std::lock_guard lock(mutex_);
-  const auto found = known_.find(name);
+  const auto found = known_.find(hash);
   if (found != known_.end() && found->second->fits(submission)) return found->second;
   const auto made = std::make_shared<Entry>(submission);
   // What is wrong with it, the submission itself says.
   if (hp_prepare(engine, &submission, &made->prepared) != HP_OK) return nullptr;
   if (known_.size() >= kMost) known_.clear();
-  known_.insert_or_assign(std::string(name), made);
+  known_.insert_or_assign(hash, made);
   return made;
 }
 
@@ -111,11 +133,11 @@ hp_status PreparedOperations::submit(hp_engine* engine, const hp_submission& sub
 }
 
 hp_status PreparedOperations::perform(hp_engine* engine, const hp_submission& submission,
-                                      hp_handle* handle) {
+                                      double timeout, hp_handle* handle) {
   const auto known = find(engine, submission);
-  if (!known) return hp_perform(engine, &submission, -1, handle);
+  if (!known) return hp_perform(engine, &submission, timeout, handle);
   return with_instance(known->prepared, submission, [&](const hp_instance& instance) {
-    return hp_start_and_wait(engine, &instance, -1, handle);
+    return hp_start_and_wait(engine, &instance, timeout, handle);
   });
 }
 

@@ -140,13 +140,8 @@ void Engine::close() {
 
 hp_handle Engine::submit(const SubmissionArguments& arguments) {
   hp_handle handle = 0;
-  check(hp_submit(get(), &arguments.submission(), &handle));
+  check(prepared_.submit(get(), arguments.submission(), &handle));
   return handle;
-}
-
-hp_status Engine::perform(const hp_submission& submission, hp_handle& handle) {
-  hp_engine* const engine = get();
-  return without_gil([&] { return hp_perform(engine, &submission, kWaitSlice, &handle); });
 }
 
 hp_status Engine::perform(const hp_instance& instance, hp_handle& handle) {
@@ -157,11 +152,15 @@ hp_status Engine::perform(const hp_instance& instance, hp_handle& handle) {
 // Waits for one slice: the caller then checks for signals and continues with wait().
 hp_handle Engine::perform(const SubmissionArguments& arguments) {
   hp_handle handle = 0;
-  const hp_status status = perform(arguments.submission(), handle);
   hp_engine* const engine = get();
+  const hp_submission& submission = arguments.submission();
+  const hp_status status = without_gil([&] {
+    return arguments.keep() ? hp_perform(engine, &submission, kWaitSlice, &handle)
+                            : prepared_.perform(engine, submission, kWaitSlice, &handle);
+  });
   if (status == HP_IN_PROGRESS || (status == HP_OK && arguments.keep())) return handle;
   if (status == HP_OK) {
-    hp_release(engine, handle);
+    if (handle != 0) hp_release(engine, handle);
     return 0;
   }
   const std::string message = hp_last_error();

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../common/prepared_operations.h"
 #include "engine_config.h"
 #include "horoplug/horoplug.h"
 #include "log_queue.h"
@@ -37,9 +38,8 @@ class Engine {
 
   hp_handle submit(const SubmissionArguments& arguments);
   hp_handle perform(const SubmissionArguments& arguments);
-  // These perform an operation for as long as a wait may last before the caller checks for signals.
+  // Performs an operation for as long as a wait may last before the caller checks for signals.
   // HP_IN_PROGRESS: it has a handle, and is not done yet.
-  hp_status perform(const hp_submission& submission, hp_handle& handle);
   hp_status perform(const hp_instance& instance, hp_handle& handle);
   std::pair<std::vector<hp_handle>, pybind11::object> submit_batch(pybind11::handle prepared,
                                                                    pybind11::handle addresses,
@@ -103,6 +103,7 @@ class Engine {
   int generation_ = fork_generation;
   std::mutex results_;
   std::atomic<double> listed_at_ = 0;  // see poll()
+  bindings::PreparedOperations prepared_;
 };
 
 // Adds Engine, Result and Prepared to the module.

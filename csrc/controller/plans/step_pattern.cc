@@ -6,10 +6,11 @@
 namespace horoplug {
 namespace {
 
-// An operation that was unfit long ago may fit meanwhile.
 constexpr std::size_t kMostUnfit = 64;
-// An anchor is not given up before this many operations, even if it recurred after a few.
+// An anchor is not given up before this many operations, even if it recurred after a few. After as
+// many it is tried again for the first time; that number doubles each time.
 constexpr std::uint64_t kShortStep = 64;
+constexpr int kMostDoublings = 8;
 
 }  // namespace
 
@@ -20,8 +21,10 @@ std::uint64_t StepPattern::distance_to_last(std::uint64_t operation) const {
 }
 
 void StepPattern::choose_anchor(std::uint64_t operation) {
-  if (unfit_.contains(operation)) return;
   const std::uint64_t distance = distance_to_last(operation);
+  // An operation that follows itself may have become a loop of its own.
+  const auto unfit = unfit_.find(operation);
+  if (unfit != unfit_.end() && (distance != 1 || position_ < unfit->second.until)) return;
   const bool recurs_in_step = distance > 0 && distance <= position_ - step_begin_;
   const bool is_rarer = unfit_distance_ > 0 && repeated_ == 0 && distance > unfit_distance_;
   if (is_rarer) {
@@ -35,8 +38,9 @@ void StepPattern::choose_anchor(std::uint64_t operation) {
 }
 
 void StepPattern::give_up_anchor() {
-  unfit_.insert(*std::exchange(anchor_, std::nullopt));
-  if (unfit_.size() > kMostUnfit) unfit_.clear();
+  if (unfit_.size() >= kMostUnfit) unfit_.clear();
+  Unfit& unfit = unfit_[*std::exchange(anchor_, std::nullopt)];
+  unfit.until = position_ + (kShortStep << std::min(unfit.times++, kMostDoublings));
   repeated_ = 0;
   last_ = {};
 }

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "controller/plans/step_digest.h"
 
@@ -42,7 +41,13 @@ class StepPattern {
   void give_up_anchor();
 
   std::optional<std::uint64_t> anchor_;
-  std::unordered_set<std::uint64_t> unfit_;                // anchors that yielded unequal steps
+  // Anchors that yielded unequal steps: how often, and before which position they are not tried
+  // again.
+  struct Unfit {
+    int times = 0;
+    std::uint64_t until = 0;
+  };
+  std::unordered_map<std::uint64_t, Unfit> unfit_;
   std::unordered_map<std::uint64_t, std::uint64_t> seen_;  // the last position of an operation
   std::uint64_t position_ = 0;
   std::uint64_t step_begin_ = 0;

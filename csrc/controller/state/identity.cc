@@ -20,7 +20,7 @@ Identity::Identity(std::string named, std::shared_ptr<const Signature> agreed, s
       signature_digest(hash),
       digest(Hash().add(name).add(hash).value()) {}
 
-Identity::Identity(std::string named, std::shared_ptr<const Signature> agreed)
+Identity::Identity(std::string named, const std::shared_ptr<const Signature>& agreed)
     : Identity(std::move(named), agreed, payload_bytes(*agreed), horoplug::digest(*agreed)) {}
 
 Identity::Identity(std::string named, Signature agreed)

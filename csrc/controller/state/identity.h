@@ -38,7 +38,7 @@ struct Identity {
   const std::uint64_t signature_digest, digest;
 
  private:
-  Identity(std::string name, std::shared_ptr<const Signature> signature);
+  Identity(std::string name, const std::shared_ptr<const Signature>& signature);
   Identity(std::string name, std::shared_ptr<const Signature> signature, std::int64_t bytes,
            std::uint64_t signature_digest);
 };

@@ -358,6 +358,8 @@ void ProgressLoop<Work>::sleep(SteadyTime time, SteadyTime deadline, const Done&
     const int here = ::sched_getcpu();
     if (!crowded_ && shared_processor_.woken(mesh_.ringer(), here, steady_now())) {
       leave_processor(here);
+      // Spinning pays now. A thread that went on sleeping would be woken on the peer's processor.
+      spin_budget_.renew();
     }
     return true;
   });

@@ -46,6 +46,8 @@ class SpinBudget {
     begin(time, time);
     slept_ = true;
   }
+  // What the last attempts have shown does not hold any more.
+  void renew() { budget_ = std::max(budget_, kMost); }
   // The present wait is over without a result.
   void forget() { waiting_ = false; }
   bool waiting() const { return waiting_; }

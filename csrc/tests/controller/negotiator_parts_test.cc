@@ -235,6 +235,33 @@ TEST_CASE("equal steps lead to a query, whose answers are learned once") {
   CHECK(!learner.add_answer(query->number, {0, 0, 0}));  // the answer is out of date
 }
 
+TEST_CASE("a loop of one operation becomes a step soon after it was part of something else") {
+  // What a benchmark or a loop of metrics does: 1 recurs, among 2, at distances that differ.
+  constexpr std::uint64_t kLoop = 1, kBarrier = 2;
+  StepPattern pattern;
+  for (const std::uint64_t first : {kLoop, std::uint64_t{3}, kBarrier}) pattern.note(first);
+  const auto learned_within = [&](int most) {
+    for (int i = 1; i <= most; ++i) {
+      pattern.note(kLoop);
+      if (pattern.repeated() > 0 && pattern.step().operations() == 1) return i;
+    }
+    return 0;
+  };
+  CHECK(learned_within(50) == 0);
+  pattern.note(kBarrier);
+  CHECK(learned_within(200) > 0);
+
+  // Operations that are no steps are tried more and more rarely.
+  std::mt19937_64 random(test_seed());
+  StepPattern noise;
+  int steps = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    noise.note(4 + random() % 3);
+    steps += noise.repeated() > 2 ? 1 : 0;
+  }
+  CHECK(steps < 2'000);
+}
+
 TEST_CASE("a query needs operations that every rank has submitted") {
   PlanLearner learner(3, 0);
   learner.note(*make_identity("a", signature_of()), 1);

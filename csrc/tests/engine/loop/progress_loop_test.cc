@@ -351,7 +351,8 @@ TEST_CASE("a thread moves after several wake-ups from its own processor, and not
   // Wake-ups until it moves, at most so many.
   const auto moves_within = [&](int most, int ringer) {
     for (int i = 1; i <= most; ++i) {
-      if (shared.woken(ringer, 1, now += Seconds(10e-6))) return i;
+      now += Seconds(10e-6);
+      if (shared.woken(ringer, 1, now)) return i;
     }
     return 0;
   };
@@ -371,7 +372,9 @@ TEST_CASE("a thread moves after several wake-ups from its own processor, and not
   SteadyTime last = now;
   Seconds pause{};
   for (int i = 0; i < 15; ++i) {
-    while (!shared.woken(1, 1, now += Seconds(100e-6))) continue;
+    do {
+      now += Seconds(100e-6);
+    } while (!shared.woken(1, 1, now));
     CHECK(now - last >= pause);
     CHECK(now - last <= SharedProcessor::kMostPause + Seconds(0.1));
     pause = now - last;
