@@ -232,7 +232,9 @@ hp_status submit(const UsualCall& call, Start&& start) {
   instance.inputs = &tensor.input;
   instance.outputs = &tensor.output;
   instance.pool_thread = call.submission.pool_thread;
-  const hp_status status = named_operation(call.named).on(call.engine, &instance.prepared);
+  std::shared_ptr<hp_prepared> prepared;
+  const hp_status status = named_operation(call.named).on(call.engine, prepared);
+  instance.prepared = prepared.get();
   return status == HP_OK ? start(instance) : status;
 }
 

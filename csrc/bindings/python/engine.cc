@@ -217,6 +217,7 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
   const auto count = static_cast<std::size_t>(operations.size());
   std::vector<void*> tensors(count);
   std::vector<hp_instance> instances(count);
+  std::vector<std::shared_ptr<hp_prepared>> kept(count);
   std::size_t usable = 0;
   py::object refused = py::none();
   for (; usable < count; ++usable) {
@@ -227,8 +228,8 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
     instance.inputs = instance.outputs = &tensors[usable];
     instance.stream = to_stream(stream);
     instance.pool_thread = is_pool_thread() ? 1 : 0;
-    const hp_status status =
-        py::handle(operations[at]).cast<Prepared&>().on(*this, &instance.prepared);
+    const hp_status status = py::handle(operations[at]).cast<Prepared&>().on(*this, kept[usable]);
+    instance.prepared = kept[usable].get();
     if (status == HP_OK) continue;
     refused = make_error(status, hp_last_error());
     break;

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,8 @@ class NamedOperation {
   // What horoplug.common.context knows of it while it is in flight: (process set, name). nullptr:
   // it has no name.
   PyObject* key() const { return key_; }
-  hp_status on(const Engine& engine, const hp_prepared** prepared) {
-    return on_engines_.on(engine, submission_, prepared);
+  hp_status on(const Engine& engine, std::shared_ptr<hp_prepared>& prepared) {
+    return on_engine_.on(engine, submission_, prepared);
   }
 
  private:
@@ -36,7 +37,7 @@ class NamedOperation {
   hp_tensor tensor_;
   hp_submission submission_;
   PyObject* key_;
-  PreparedOnEngines on_engines_;
+  PreparedOnEngine on_engine_;
 };
 
 // The operations of one function are in a dictionary of Python, by the names that its callers give:

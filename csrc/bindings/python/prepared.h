@@ -1,7 +1,8 @@
 // Operations that are started again and again, prepared for the engine that runs.
 #pragma once
 
-#include <atomic>
+#include <pybind11/pybind11.h>
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,21 +16,20 @@ namespace horoplug::python {
 
 class Engine;
 
-// The results of hp_prepare for one operation, of which the last one is for the engine that runs.
-// The others stay as long as this object, since another thread may be using one.
-class PreparedOnEngines {
+// The result of hp_prepare for one operation, on the engine that runs.
+class PreparedOnEngine {
  public:
-  // HP_OK: `prepared` is for this engine.
-  hp_status on(const Engine& engine, const hp_submission& submission, const hp_prepared** prepared);
+  // HP_OK: `prepared` is for this engine. Another thread may replace it by one for a later engine,
+  // so that the caller keeps it.
+  hp_status on(const Engine& engine, const hp_submission& submission,
+               std::shared_ptr<hp_prepared>& prepared);
 
  private:
-  struct Entry {
-    std::uint64_t engine;
-    std::unique_ptr<hp_prepared, void (*)(hp_prepared*)> prepared;
-  };
-  std::atomic<const Entry*> last_ = nullptr;
+#ifdef Py_GIL_DISABLED
   std::mutex mutex_;
-  std::vector<std::unique_ptr<const Entry>> entries_;
+#endif
+  std::uint64_t engine_ = 0;  // Engine::number(); 0: none
+  std::shared_ptr<hp_prepared> prepared_;
 };
 
 // An in-place operation on one tensor: all of it but the tensor's address.
@@ -55,8 +55,8 @@ class Prepared {
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  hp_status on(const Engine& engine, const hp_prepared** prepared) {
-    return on_engines_.on(engine, submission_, prepared);
+  hp_status on(const Engine& engine, std::shared_ptr<hp_prepared>& prepared) {
+    return on_engine_.on(engine, submission_, prepared);
   }
 
  private:
@@ -64,7 +64,7 @@ class Prepared {
   std::vector<std::int64_t> shape_;
   hp_tensor tensor_ = {};
   hp_submission submission_ = {};
-  PreparedOnEngines on_engines_;
+  PreparedOnEngine on_engine_;
 };
 
 }  // namespace horoplug::python
