@@ -26,7 +26,7 @@ Channel channel_of(const Operation& operation, int source, int destination, std:
 }
 
 std::size_t bytes_of(const Operation& operation) {
-  return static_cast<std::size_t>(payload_bytes(operation.signature()));
+  return static_cast<std::size_t>(operation.identity->bytes);
 }
 
 CUdeviceptr device_address(const std::byte* memory) { return std::bit_cast<CUdeviceptr>(memory); }
@@ -129,7 +129,7 @@ void set_outcome(Operation& operation) {
   if (operation.signature().op != OpKind::kReceive) return;
   TensorOutcome outcome;
   outcome.data = operation.tensors.front().output;
-  outcome.bytes = payload_bytes(operation.signature());
+  outcome.bytes = operation.identity->bytes;
   outcome.rows = rows_of(operation.signature().shapes.front());
   operation.outcomes.push_back(std::move(outcome));
 }

@@ -191,7 +191,7 @@ void Scheduler::finish(ProcessSet& set, const Batch& batch) {
   if (batch.plan != 0) ++counters.planned_batches;
   for (const OperationPtr& operation : batch.operations) {
     counters.tensors += operation->signature().shapes.size();
-    counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature()));
+    counters.bytes += static_cast<std::uint64_t>(operation->identity->bytes);
   }
   parts_.completion.end(batch.operations, {});
 }
@@ -214,7 +214,7 @@ bool Scheduler::transfer() {
     parts_.activity.last_event = now;
     if (status.ok()) {
       ++parts_.counters.tensors;
-      parts_.counters.bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature()));
+      parts_.counters.bytes += static_cast<std::uint64_t>(operation->identity->bytes);
     }
     parts_.completion.end(operation, status);
   }

@@ -112,7 +112,7 @@ void Tracing::write_submitted(const Operation& operation) {
   RowLease lease = row_of(operation.members->set, operation.name());
   TraceEvent event = instant(lease.row, "submitted", operation.submitted_at);
   event.text = std::move(lease.tensor);
-  event.numbers[0] = {"bytes", payload_bytes(operation.signature())};
+  event.numbers[0] = {"bytes", operation.identity->bytes};
   timeline_->add(std::move(event));
   undecided_.insert(&operation);
 }
@@ -150,7 +150,7 @@ void Tracing::attach(const ProcessSet& set, Batch& batch) {
     event.text = lease.tensor;
     timeline_->add(std::move(event));
     undecided_.erase(operation.get());
-    traced.bytes += payload_bytes(operation->signature());
+    traced.bytes += operation->identity->bytes;
     traced.members.push_back({lease.row, operation->tensors.size(), std::move(lease.tensor)});
   }
   batch.trace = std::make_unique<BatchTrace>(timeline_, std::move(traced));

@@ -1,12 +1,8 @@
 #include "prepared_operations.h"
 
-#include <algorithm>
 #include <array>
 #include <functional>
-#include <span>
-#include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,24 +13,9 @@ namespace {
 // otherwise.
 constexpr std::size_t kMost = 1 << 14;
 
-std::span<const hp_tensor> tensors_of(const hp_submission& submission) {
-  return {submission.tensors, static_cast<std::size_t>(submission.tensor_count)};
-}
-
-std::span<const std::int64_t> shape_of(const hp_tensor& tensor) {
-  return {tensor.shape, static_cast<std::size_t>(tensor.ndim)};
-}
-
-std::string_view text_of(const char* text) { return text == nullptr ? "" : text; }
-
-// Everything but the texts and shapes.
-auto properties_of(const hp_submission& s) {
-  return std::tuple(s.op, s.dtype, s.reduce_op, s.root, s.device, s.process_set, s.prescale,
-                    s.postscale, s.wire_dtype, s.tag, s.name != nullptr);
-}
-
 std::uint64_t hash_of(const hp_submission& submission) {
-  std::uint64_t hash = std::hash<std::string_view>{}(text_of(submission.name));
+  std::uint64_t hash =
+      std::hash<std::string_view>{}(submission.name == nullptr ? "" : submission.name);
   const auto add = [&](std::int64_t number) {
     hash = (hash ^ static_cast<std::uint64_t>(number)) * 0x9E3779B97F4A7C15;
     hash ^= hash >> 32;
@@ -43,9 +24,9 @@ std::uint64_t hash_of(const hp_submission& submission) {
                                     submission.root, submission.process_set}) {
     add(number);
   }
-  for (const hp_tensor& tensor : tensors_of(submission)) {
+  for (const hp_tensor& tensor : KeptSubmission::tensors_of(submission)) {
     add(tensor.ndim);
-    for (const std::int64_t dimension : shape_of(tensor)) add(dimension);
+    for (const std::int64_t dimension : KeptSubmission::shape_of(tensor)) add(dimension);
   }
   return hash;
 }
@@ -55,7 +36,7 @@ template <typename Start>
 hp_status with_instance(const hp_prepared* prepared, const hp_submission& submission,
                         Start&& start) {
   constexpr std::size_t kFew = 8;
-  const auto tensors = tensors_of(submission);
+  const auto tensors = KeptSubmission::tensors_of(submission);
   std::array<const void*, kFew> few_inputs;
   std::array<void*, kFew> few_outputs;
   const bool are_few = tensors.size() <= kFew;
@@ -80,31 +61,15 @@ hp_status with_instance(const hp_prepared* prepared, const hp_submission& submis
 }  // namespace
 
 struct PreparedOperations::Entry {
-  explicit Entry(const hp_submission& of)
-      : submission(of), name(text_of(of.name)), layout(text_of(of.layout)) {
-    for (const hp_tensor& tensor : tensors_of(of)) {
-      shapes.emplace_back(shape_of(tensor).begin(), shape_of(tensor).end());
-    }
-  }
+  explicit Entry(const hp_submission& of) : submission(of) {}
   ~Entry() {
     if (prepared != nullptr) hp_prepared_free(prepared);
   }
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
 
-  bool fits(const hp_submission& other) const {
-    const auto same_shape = [](const std::vector<std::int64_t>& shape, const hp_tensor& tensor) {
-      return std::ranges::equal(shape, shape_of(tensor));
-    };
-    return properties_of(submission) == properties_of(other) && name == text_of(other.name) &&
-           layout == text_of(other.layout) &&
-           std::ranges::equal(shapes, tensors_of(other), same_shape);
-  }
-
+  const KeptSubmission submission;
   hp_prepared* prepared = nullptr;
-  const hp_submission submission;  // without what it points to
-  const std::string name, layout;
-  std::vector<std::vector<std::int64_t>> shapes;
 };
 
 std::shared_ptr<const PreparedOperations::Entry> PreparedOperations::find(
@@ -113,7 +78,7 @@ std::shared_ptr<const PreparedOperations::Entry> PreparedOperations::find(
   const std::uint64_t hash = hash_of(submission);
   const std::lock_guard lock(mutex_);
   const auto found = known_.find(hash);
-  if (found != known_.end() && found->second->fits(submission)) return found->second;
+  if (found != known_.end() && found->second->submission.fits(submission)) return found->second;
   const auto made = std::make_shared<Entry>(submission);
   // What is wrong with it, the submission itself says.
   if (hp_prepare(engine, &submission, &made->prepared) != HP_OK) return nullptr;
@@ -133,10 +98,11 @@ hp_status PreparedOperations::submit(hp_engine* engine, const hp_submission& sub
 }
 
 hp_status PreparedOperations::perform(hp_engine* engine, const hp_submission& submission,
-                                      double timeout, hp_handle* handle) {
+                                      double timeout, bool keeps_handle, hp_handle* handle) {
   const auto known = find(engine, submission);
   if (!known) return hp_perform(engine, &submission, timeout, handle);
-  return with_instance(known->prepared, submission, [&](const hp_instance& instance) {
+  return with_instance(known->prepared, submission, [&](hp_instance& instance) {
+    instance.keeps_handle = keeps_handle ? 1 : 0;
     return hp_start_and_wait(engine, &instance, timeout, handle);
   });
 }

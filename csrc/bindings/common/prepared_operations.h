@@ -8,16 +8,17 @@
 #include <unordered_map>
 
 #include "horoplug/horoplug.h"
+#include "kept_submission.h"
 
 namespace horoplug::bindings {
 
 class PreparedOperations {
  public:
-  // hp_submit and hp_perform. After a success of perform(), `handle` may be 0: see
-  // hp_start_and_wait.
+  // hp_submit and hp_perform. After a success of perform(), `handle` may be 0 unless
+  // `keeps_handle`: see hp_instance.
   hp_status submit(hp_engine* engine, const hp_submission& submission, hp_handle* handle);
   hp_status perform(hp_engine* engine, const hp_submission& submission, double timeout,
-                    hp_handle* handle);
+                    bool keeps_handle, hp_handle* handle);
   // Forgets all of them, which are of one engine.
   void clear();
 

@@ -130,7 +130,7 @@ hp_submission CollectiveCall::submission() {
 void CollectiveCall::perform() {
   const hp_submission made = submission();
   const hp_status status =
-      bindings::engine_slot().prepared().perform(lease_->engine, made, -1, &handle_);
+      bindings::engine_slot().prepared().perform(lease_->engine, made, -1, false, &handle_);
   if (handle_ != 0) return finish();
   check(status, subject());
 }

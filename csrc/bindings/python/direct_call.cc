@@ -153,7 +153,7 @@ struct UsualCall {
   hp_submission submission = {};
   PyObject* named = nullptr;  // the capsule of the operation of this name
 
-  PyObject* key() const { return named == nullptr ? nullptr : named_operation(named).key(); }
+  PyObject* key() const { return named == nullptr ? nullptr : named_operation(named).key; }
 };
 
 // Finds the operation that was performed under this name before, or the last one without a name, or
@@ -163,11 +163,16 @@ bool find_operation(UsualCall& call) {
   const bool has_name = call.options.name != nullptr;
   PyObject* const name = has_name ? call.options.name : Py_None;
   call.named = find_named(self.named, name);
-  if (call.named == nullptr || !named_operation(call.named).fits(call.submission)) {
+  const auto fits = [&](const Prepared& known) {
+    return known.submission().fits_apart_from_name(call.submission);
+  };
+  if (call.named == nullptr || !fits(named_operation(call.named).operation)) {
     Py_CLEAR(call.named);
-    std::string text = has_name ? on_the_wire(self, name) : "";
+    const std::string text = has_name ? on_the_wire(self, name) : "";
     if (has_name && text.empty()) return false;
-    call.named = add_named(self.named, name, std::move(text), call.submission);
+    hp_submission submission = call.submission;
+    if (has_name) submission.name = text.c_str();
+    call.named = add_named(self.named, name, submission);
     if (call.named == nullptr) throw py::error_already_set();
   }
   return !has_name || !self.shared->has_fresh() || !self.shared->is_fresh(call.key());
@@ -233,7 +238,7 @@ hp_status submit(const UsualCall& call, Start&& start) {
   instance.outputs = &tensor.output;
   instance.pool_thread = call.submission.pool_thread;
   std::shared_ptr<hp_prepared> prepared;
-  const hp_status status = named_operation(call.named).on(call.engine, prepared);
+  const hp_status status = named_operation(call.named).operation.on(call.engine, prepared);
   instance.prepared = prepared.get();
   return status == HP_OK ? start(instance) : status;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "horoplug/horoplug.h"
 #include "numpy_layout.h"
@@ -41,40 +42,18 @@ std::int32_t dtype_of(const DlDataType& type) {
 
 // Of a letter of the module struct, in the native byte order.
 std::int32_t dtype_of(char letter) {
-  constexpr std::uint8_t kSigned = 0, kUnsigned = 1, kFloat = 2;
-  const auto of = [](std::uint8_t code, std::size_t bytes) {
-    return dtype_of(DlDataType{code, static_cast<std::uint8_t>(8 * bytes), 1});
+  struct Row {
+    char letter;
+    std::uint8_t code;  // of DLPack: 0: signed, 1: unsigned, 2: floating-point
+    std::uint8_t bytes;
   };
-  switch (letter) {
-    case 'b':
-      return of(kSigned, 1);
-    case 'h':
-      return of(kSigned, sizeof(short));  // NOLINT(*-runtime-int)
-    case 'i':
-      return of(kSigned, sizeof(int));
-    case 'l':
-      return of(kSigned, sizeof(long));  // NOLINT(*-runtime-int)
-    case 'q':
-      return of(kSigned, 8);
-    case 'B':
-      return of(kUnsigned, 1);
-    case 'H':
-      return of(kUnsigned, sizeof(short));  // NOLINT(*-runtime-int)
-    case 'I':
-      return of(kUnsigned, sizeof(int));
-    case 'L':
-      return of(kUnsigned, sizeof(long));  // NOLINT(*-runtime-int)
-    case 'Q':
-      return of(kUnsigned, 8);
-    case 'e':
-      return of(kFloat, 2);
-    case 'f':
-      return of(kFloat, 4);
-    case 'd':
-      return of(kFloat, 8);
-    default:
-      return kNoDtype;
-  }
+  static constexpr Row kRows[] = {{'b', 0, 1}, {'h', 0, 2}, {'i', 0, 4}, {'l', 0, 8}, {'q', 0, 8},
+                                  {'B', 1, 1}, {'H', 1, 2}, {'I', 1, 4}, {'L', 1, 8}, {'Q', 1, 8},
+                                  {'e', 2, 2}, {'f', 2, 4}, {'d', 2, 8}};
+  static_assert(sizeof(long) == 8);  // NOLINT(*-runtime-int)
+  const auto* const row = std::ranges::find(kRows, letter, &Row::letter);
+  if (row == std::end(kRows)) return kNoDtype;
+  return dtype_of(DlDataType{row->code, static_cast<std::uint8_t>(8 * row->bytes), 1});
 }
 std::int32_t dtype_of(const Py_buffer& buffer) {
   const char* const format = buffer.format;

@@ -74,6 +74,28 @@ constexpr const char* kSubmitDoc = "submit(" SUBMISSION_PARAMETERS ")\n--\n\n";
 constexpr const char* kPerformDoc = "perform(" SUBMISSION_PARAMETERS ", keep=True)\n--\n\n";
 #undef SUBMISSION_PARAMETERS
 
+std::unique_ptr<Prepared> make_prepared(int op, int dtype, const std::vector<std::int64_t>& shape,
+                                        const std::string& name, int reduce_op, double prescale,
+                                        double postscale, int process_set, int wire_dtype,
+                                        int device) {
+  const hp_tensor tensor{nullptr, nullptr, shape.data(), static_cast<std::int32_t>(shape.size()),
+                         0};
+  hp_submission submission = {};
+  submission.struct_size = sizeof submission;
+  submission.op = op;
+  submission.dtype = dtype;
+  submission.reduce_op = reduce_op;
+  submission.device = device;
+  submission.process_set = process_set;
+  submission.prescale = prescale;
+  submission.postscale = postscale;
+  submission.name = name.c_str();
+  submission.tensors = &tensor;
+  submission.tensor_count = 1;
+  submission.wire_dtype = wire_dtype;
+  return std::make_unique<Prepared>(submission);
+}
+
 // The type object of Python keeps pointers into this table.
 std::array fast_methods = {
     PyMethodDef{"submit", as_function(call_with_submission<&Engine::submit, false>),
@@ -154,10 +176,8 @@ hp_handle Engine::perform(const SubmissionArguments& arguments) {
   hp_handle handle = 0;
   hp_engine* const engine = get();
   const hp_submission& submission = arguments.submission();
-  const hp_status status = without_gil([&] {
-    return arguments.keep() ? hp_perform(engine, &submission, kWaitSlice, &handle)
-                            : prepared_.perform(engine, submission, kWaitSlice, &handle);
-  });
+  const hp_status status = without_gil(
+      [&] { return prepared_.perform(engine, submission, kWaitSlice, arguments.keep(), &handle); });
   if (status == HP_IN_PROGRESS || (status == HP_OK && arguments.keep())) return handle;
   if (status == HP_OK) {
     if (handle != 0) hp_release(engine, handle);
@@ -218,6 +238,7 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
   std::vector<void*> tensors(count);
   std::vector<hp_instance> instances(count);
   std::vector<std::shared_ptr<hp_prepared>> kept(count);
+  const std::int32_t pool_thread = is_pool_thread() ? 1 : 0;
   std::size_t usable = 0;
   py::object refused = py::none();
   for (; usable < count; ++usable) {
@@ -227,7 +248,7 @@ std::pair<std::vector<hp_handle>, py::object> Engine::submit_batch(py::handle pr
     instance.struct_size = sizeof instance;
     instance.inputs = instance.outputs = &tensors[usable];
     instance.stream = to_stream(stream);
-    instance.pool_thread = is_pool_thread() ? 1 : 0;
+    instance.pool_thread = pool_thread;
     const hp_status status = py::handle(operations[at]).cast<Prepared&>().on(*this, kept[usable]);
     instance.prepared = kept[usable].get();
     if (status == HP_OK) continue;
@@ -439,10 +460,9 @@ void add_engine(py::module_& module) {
 
   py::class_<Prepared>(module, "Prepared",
                        "An in-place operation on one tensor, but for the tensor's address.")
-      .def(py::init<int, int, std::vector<std::int64_t>, std::string, int, double, double, int, int,
-                    int>(),
-           "op"_a, "dtype"_a, "shape"_a, "name"_a, "reduce_op"_a = 0, "prescale"_a = 1.0,
-           "postscale"_a = 1.0, "process_set"_a = 0, "wire_dtype"_a = 0, "device"_a = -1);
+      .def(py::init(&make_prepared), "op"_a, "dtype"_a, "shape"_a, "name"_a, "reduce_op"_a = 0,
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "process_set"_a = 0, "wire_dtype"_a = 0,
+           "device"_a = -1);
 
   py::class_<Engine> engine(module, "Engine",
                             "One rank's engine. Methods release the GIL while they block.");

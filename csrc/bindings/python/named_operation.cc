@@ -1,9 +1,6 @@
 #include "named_operation.h"
 
-#include <algorithm>
 #include <memory>
-#include <span>
-#include <utility>
 
 namespace horoplug::python {
 namespace {
@@ -17,28 +14,12 @@ void destroy(PyObject* capsule) {
   delete static_cast<NamedOperation*>(PyCapsule_GetPointer(capsule, kCapsule));
 }
 
-std::span<const std::int64_t> shape_of(const hp_submission& submission) {
-  const hp_tensor& tensor = *submission.tensors;
-  return {tensor.shape, static_cast<std::size_t>(tensor.ndim)};
-}
-
 }  // namespace
 
-NamedOperation::NamedOperation(std::string name, const hp_submission& submission)
-    : name_(std::move(name)),
-      shape_(shape_of(submission).begin(), shape_of(submission).end()),
-      tensor_{nullptr, nullptr, shape_.data(), static_cast<std::int32_t>(shape_.size()), 0},
-      submission_(submission),
-      key_(name_.empty() ? nullptr : Py_BuildValue("(is)", submission.process_set, name_.c_str())) {
-  submission_.tensors = &tensor_;
-  if (name_.empty()) return;
-  if (key_ == nullptr) throw pybind11::error_already_set();
-  submission_.name = name_.c_str();
-}
-
-bool NamedOperation::fits(const hp_submission& submission) const {
-  return submission.dtype == submission_.dtype && submission.reduce_op == submission_.reduce_op &&
-         std::ranges::equal(shape_of(submission), shape_);
+NamedOperation::NamedOperation(const hp_submission& submission) : operation(submission) {
+  if (submission.name == nullptr) return;
+  key = Py_BuildValue("(is)", submission.process_set, submission.name);
+  if (key == nullptr) throw pybind11::error_already_set();
 }
 
 PyObject* find_named(PyObject* table, PyObject* name) {
@@ -47,9 +28,8 @@ PyObject* find_named(PyObject* table, PyObject* name) {
   return Py_XNewRef(capsule);
 }
 
-PyObject* add_named(PyObject* table, PyObject* name, std::string on_the_wire,
-                    const hp_submission& submission) {
-  auto made = std::make_unique<NamedOperation>(std::move(on_the_wire), submission);
+PyObject* add_named(PyObject* table, PyObject* name, const hp_submission& submission) {
+  auto made = std::make_unique<NamedOperation>(submission);
   if (PyDict_GET_SIZE(table) >= kMost) PyDict_Clear(table);
   PyObject* const capsule = PyCapsule_New(made.get(), kCapsule, destroy);
   if (capsule == nullptr) return nullptr;

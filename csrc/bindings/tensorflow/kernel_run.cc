@@ -138,7 +138,8 @@ void KernelRun::perform() {
     hp_wait(lease_->engine, handle_, -1);
   } else {
     const hp_submission made = submission();
-    const hp_status status = engine_slot().prepared().perform(lease_->engine, made, -1, &handle_);
+    const hp_status status =
+        engine_slot().prepared().perform(lease_->engine, made, -1, false, &handle_);
     if (handle_ == 0) return check(status);
   }
   finish();

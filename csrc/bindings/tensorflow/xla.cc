@@ -117,7 +117,8 @@ void perform(const CustomCall& call, const EngineSlot::Lease& lease, const void*
   }
   const hp_submission submission = submission_of(call.kernel, call.dtype, tensors);
   hp_handle handle = 0;
-  const hp_status status = engine_slot().prepared().perform(lease->engine, submission, -1, &handle);
+  const hp_status status =
+      engine_slot().prepared().perform(lease->engine, submission, -1, false, &handle);
   if (handle == 0) return check(status);
   const bindings::ScopedHandle scoped(lease->engine, handle);
   check(status);

@@ -15,7 +15,7 @@ Identity::Identity(std::string named, std::shared_ptr<const Signature> agreed, s
       signature(*shared),
       key(step_key(name, signature)),
       name_hash(std::hash<std::string_view>{}(name)),
-      key_hash(std::hash<std::string_view>{}(key)),
+      key_hash(key.size() == name.size() ? name_hash : std::hash<std::string_view>{}(key)),
       bytes(payload),
       signature_digest(hash),
       digest(Hash().add(name).add(hash).value()) {}

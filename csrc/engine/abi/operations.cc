@@ -143,7 +143,7 @@ hp_status hp_start_and_wait(hp_engine* engine, const hp_instance* instance, doub
     const Status status = running->perform(operation, time_to_wait(timeout));
     const auto is_in_output = [](const horoplug::TensorOutcome& result) { return !result.owned; };
     // A stream may have to wait for what runs on a GPU: see hp_stream_wait.
-    if (status.ok() && operation->gpu.ordinal < 0 &&
+    if (status.ok() && instance->keeps_handle == 0 && operation->gpu.ordinal < 0 &&
         std::ranges::all_of(operation->outcomes, is_in_output)) {
       engine->engine.handles().release(operation->handle);
       return HP_OK;

@@ -65,11 +65,6 @@ class ProcessSet {
     std::vector<Trial> trials;
   };
   void negotiate(Negotiated& into);
-  Negotiated negotiate() {
-    Negotiated into;
-    negotiate(into);
-    return into;
-  }
 
   // What a decision leaves to the caller.
   struct Applied {

@@ -494,7 +494,7 @@ std::uint64_t kind_of(const Batch& batch) {
   const Signature& s = batch.operations.front()->signature();
   std::uint64_t bytes = 0, tensors = 0;
   for (const OperationPtr& operation : batch.operations) {
-    bytes += static_cast<std::uint64_t>(payload_bytes(operation->signature()));
+    bytes += static_cast<std::uint64_t>(operation->identity->bytes);
     tensors += operation->signature().shapes.size();
   }
   Hash hash;

@@ -541,9 +541,9 @@ typedef struct hp_instance {
   const hp_prepared* prepared;
   const void* const* inputs; /* by tensor; see hp_tensor */
   void* const* outputs;
-  void* stream;        /* see hp_submission */
-  int32_t pool_thread; /* see hp_submission */
-  int32_t reserved;
+  void* stream;         /* see hp_submission */
+  int32_t pool_thread;  /* see hp_submission */
+  int32_t keeps_handle; /* 1: hp_start_and_wait gives a handle in any case */
 } hp_instance;
 
 /* hp_submit_batch and hp_perform for prepared operations. hp_start_and_wait sets `handle` to 0 also

@@ -152,7 +152,7 @@ TEST_CASE("a removal ends when its set is closed, and submitters see it at once"
   CHECK(mentions(rank.submissions.submit({&late, 1}), {"was removed"}));
   CHECK(mentions(remove(1)->status, {"is being removed already"}));
   CHECK(!rank.registry.finish_removals(rank.clock));
-  CHECK(rank.registry.find(1)->negotiate().decisions.size() == 1);
+  CHECK(negotiated(*rank.registry.find(1)).decisions.size() == 1);
   CHECK(rank.registry.finish_removals(rank.clock));
   CHECK(removal->done);
   CHECK(removal->status.ok());
@@ -174,7 +174,7 @@ TEST_CASE("messages for a set that does not exist yet are delivered after its cr
   const auto decisions = [&](std::uint32_t set) {
     ProcessSet& found = *rank.registry.find(set);
     CHECK(found.leave());
-    return found.negotiate().decisions.size();
+    return negotiated(found).decisions.size();
   };
   dispatcher.deliver_early();
   CHECK(decisions(0) == 1);  // all ranks leave: the set closes

@@ -286,7 +286,7 @@ TEST_CASE("ranks that are blocked on each other's operations have them called of
   job.inspectors[0]->check(ranks[0]->clock.now());
   job.run();
   CHECK(mentions({HP_OK, joined(ranks[0]->logged)}, {"x0", "x1"}));
-  const auto decisions = ranks[0]->registry.global().negotiate().decisions;
+  const auto decisions = negotiated(ranks[0]->registry.global()).decisions;
   REQUIRE(decisions.size() == 1);
   CHECK(decisions[0].kind == DecisionItem::Kind::kFailAll);
   CHECK(decisions[0].status.code == HP_DEADLOCK);
@@ -603,7 +603,7 @@ void negotiate(const std::vector<std::unique_ptr<EngineParts>>& ranks) {
     moved = false;
     for (const auto& from : ranks) {
       ProcessSet& set = from->registry.global();
-      auto [messages, decisions, trials] = set.negotiate();
+      auto [messages, decisions, trials] = negotiated(set);
       for (const auto& outgoing : messages) {
         Reader reader(outgoing.message);
         const MessageKind kind = read_head(reader).kind;
@@ -645,7 +645,7 @@ TEST_CASE("a plan does not end while what a waiting caller has submitted is in t
   PlanDeadlines plans(rank.config.options, rank.registry, rank.handles, rank.submissions);
   const auto asks_for_the_end = [&](RunningTime now) {
     plans.check(now);
-    return !set.negotiate().messages.empty();
+    return !negotiated(set).messages.empty();
   };
 
   const OperationPtr a = make(rank, "a");

@@ -112,6 +112,13 @@ inline OperationPtr make_test_operation(const std::string& name, int ranks = 2,
   return operation;
 }
 
+// What a set's negotiator has to say.
+inline ProcessSet::Negotiated negotiated(ProcessSet& set) {
+  ProcessSet::Negotiated answer;
+  set.negotiate(answer);
+  return answer;
+}
+
 // The requests since the last call; nullopt if there are none.
 inline std::optional<SubmissionQueue::Requests> take_requests(SubmissionQueue& submissions,
                                                               bool starting = false) {

@@ -8,6 +8,7 @@
 
 #include "controller/state/topology.h"
 #include "engine/operations/submission.h"
+#include "harness/engine_parts.h"
 
 namespace horoplug::testing {
 namespace {
@@ -173,7 +174,7 @@ void SimulatedJob::deliver(int from, int to) {
 // What an engine does whenever it is awake.
 bool SimulatedJob::negotiate(int rank) {
   Rank& me = (*this)[rank];
-  auto [messages, decisions, trials] = me.set->negotiate();
+  auto [messages, decisions, trials] = negotiated(*me.set);
   for (auto& [to, message] : messages) {
     ++messages_;
     bytes_ += message.size();

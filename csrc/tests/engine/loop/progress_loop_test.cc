@@ -405,6 +405,14 @@ TEST_CASE("a thread that leaves a processor may run on the same processors as be
   }).join();
 }
 
+TEST_CASE("a renewed spin budget does not remember that spinning has not paid") {
+  SpinBudget budget;
+  for (int i = 0; i < 10; ++i) wait_once(budget, 1.0, 0);
+  CHECK(wait_once(budget, 1.0, 0) < SpinBudget::kTry.count());
+  budget.renew();
+  CHECK(wait_once(budget, 1.0, 0) >= SpinBudget::kMost.count());
+}
+
 TEST_CASE("the spin budget follows whether spinning pays") {
   SpinBudget budget;
   CHECK(wait_once(budget, 1.0, 0) ==
