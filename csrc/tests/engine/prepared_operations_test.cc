@@ -68,7 +68,7 @@ TEST_CASE("a prepared operation is started with the memory of each start") {
     std::array<float, 2> from{1.0F + static_cast<float>(i), 2}, to{};
     const void* const inputs[] = {from.data()};
     void* const outputs[] = {to.data()};
-    const hp_instance instance = instance_of(prepared, inputs, outputs);
+    hp_instance instance = instance_of(prepared, inputs, outputs);
     hp_handle handle = 1;
     if (i == 0) {
       std::int32_t accepted = 0;
@@ -79,6 +79,10 @@ TEST_CASE("a prepared operation is started with the memory of each start") {
     } else {
       REQUIRE(hp_start_and_wait(rank.engine, &instance, 60, &handle) == HP_OK);
       CHECK(handle == 0);  // there is nothing to release
+      instance.keeps_handle = 1;
+      REQUIRE(hp_start_and_wait(rank.engine, &instance, 60, &handle) == HP_OK);
+      CHECK(hp_poll(rank.engine, handle) == HP_OK);
+      CHECK(hp_release(rank.engine, handle) == HP_OK);
     }
     CHECK(to == std::array<float, 2>{3 * from[0], 6});
   }
