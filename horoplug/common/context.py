@@ -471,7 +471,7 @@ class Context:
             rendezvous.leave()  # before the engine shuts down: see Rendezvous.leave
         self.shutdown()
         if rendezvous is not None:
-            rendezvous.close(patient=True)
+            rendezvous.close(patience=rendezvous.start_timeout)
 
     def forget(self) -> None:
         """Reset the state in a forked child, such as the worker of a data loader, which is not a rank. The object of

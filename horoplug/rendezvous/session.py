@@ -46,20 +46,15 @@ class Rendezvous:
                 f"HOROVOD_SIZE={config.size} needs HOROPLUG_SECRET_KEY, 32 bytes as hex or base64, "
                 "the same on all ranks; start the job with horovodrun"
             )
-        # Report wrong settings before other ranks wait.
-        if config.encrypt:
-            _check_encryption(config)
-        if config.gloo_iface:
-            interface_address(config.gloo_iface)
         address, port = config.rendezvous_addr, config.rendezvous_port
-        if config.rendezvous_server == "rank0" and config.rank == 0:
-            try:
-                self._server = StoreServer(config.secret_key, address, port)
-            except OSError as error:
-                raise ValueError(
-                    f"rank 0 cannot serve the rendezvous at {address}:{port}: {error.strerror}"
-                ) from None
         try:
+            # Report wrong settings before other ranks wait.
+            if config.encrypt:
+                _check_encryption(config)
+            if config.gloo_iface:
+                interface_address(config.gloo_iface)
+            if config.rendezvous_server == "rank0" and config.rank == 0:
+                self._server = _serve(config.secret_key, address, port)
             self._client = StoreClient.connect(
                 address, port, config.secret_key, config.start_timeout, encrypt=config.encrypt
             )
@@ -117,6 +112,11 @@ class Rendezvous:
         )
 
     @property
+    def start_timeout(self) -> float:
+        """Seconds within which the ranks have to connect to each other."""
+        return self._config.start_timeout
+
+    @property
     def elastic_member(self) -> ElasticMember | None:
         """This process's conversation with the launcher of an elastic job; None in other jobs."""
         return self._member
@@ -150,16 +150,24 @@ class Rendezvous:
         if self._client is not None:
             self._client.close()
 
-    def close(self, *, patient: bool = False) -> None:
+    def close(self, *, patience: float = 0.0) -> None:
         """Leave the store and stop serving it. Idempotent.
 
-        ``patient``: first wait up to ``config.start_timeout`` seconds until the other ranks have left, since they may
-        be about to connect to each other without this rank."""
+        ``patience``: first wait up to so many seconds until the other ranks have left, since they may be about to
+        connect to each other without this rank, or to read in the store why this rank has given up."""
         self.leave()
         if self._server is not None:
-            if patient:
-                self._server.wait_for_clients(self._config.start_timeout)
+            self._server.wait_for_clients(patience)
             self._server.close()
+
+
+def _serve(secret: bytes, address: str, port: int) -> StoreServer:
+    try:
+        return StoreServer(secret, address, port)
+    except OSError as error:
+        raise ValueError(
+            f"rank 0 cannot serve the rendezvous at {address}:{port}: {error.strerror}"
+        ) from None
 
 
 def _check_encryption(config: Config) -> None:

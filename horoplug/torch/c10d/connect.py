@@ -31,6 +31,7 @@ _KEY = "horoplug"
 _LIMITS_SET_BY = "the argument timeout of init_process_group or new_group sets"
 _PROBE_SECONDS = 2.0
 _RETRY_SECONDS = 0.02
+_FAREWELL_SECONDS = 5.0  # that rank 0 serves its store after a failed start, at most
 
 
 class Connected(NamedTuple):
@@ -80,26 +81,37 @@ def connect(
     server = None
     if size > 1:
         config, server = _rendezvous(config, store, limit)
-    with Rendezvous(config, server) as rendezvous:
-        connections = rendezvous.connect(0)
-        try:
-            engine = start_engine(
-                config,
-                connections,
-                (),
-                # A rank may leave while others still send, as the last stage of a pipeline does, and as with Gloo.
-                transfers_outlive_ranks=True,
-                operation_limit_set_by=_LIMITS_SET_BY,
-                restart="create the process group again",
-            )
-        except Error as error:
-            connections.close()
-            status, text = error.args
-            kind = ValueError if status == Status.MISMATCH else dist.DistBackendError
-            raise kind(text) from None
-        if connections.service is not None:
-            connections.service.start(engine)
+    rendezvous = Rendezvous(config, server)
+    try:
+        connected = _start(config, rendezvous)
+    except BaseException as error:
+        # The other ranks may still have to read in the store of rank 0 why this rank has given up.
+        rendezvous.close(patience=_FAREWELL_SECONDS if isinstance(error, Exception) else 0.0)
+        raise
     # Every rank has started its engine, so no rank needs the store any more.
+    rendezvous.close()
+    return connected
+
+
+def _start(config: Config, rendezvous: Rendezvous) -> Connected:
+    connections = rendezvous.connect(0)
+    try:
+        engine = start_engine(
+            config,
+            connections,
+            (),
+            # A rank may leave while others still send, as the last stage of a pipeline does, and as with Gloo.
+            transfers_outlive_ranks=True,
+            operation_limit_set_by=_LIMITS_SET_BY,
+            restart="create the process group again",
+        )
+    except Error as error:
+        connections.close()
+        status, text = error.args
+        kind = ValueError if status == Status.MISMATCH else dist.DistBackendError
+        raise kind(text) from None
+    if connections.service is not None:
+        connections.service.start(engine)
     return Connected(engine, connections)
 
 

@@ -1,10 +1,12 @@
 """Failures of a group: every rank gets an error of one line in a bounded time, which names what is wrong."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from horoplug.rendezvous.connections.records import RankRecords
 from horoplug.torch.c10d import ProcessGroup
 from horoplug.torch.c10d.gloo import StandIn
 from tests.harness.limits import scaled
@@ -271,6 +274,44 @@ def test_ranks_with_different_settings(pool, tmp_path):
         )
         assert text.startswith(f"{setting} is 7 on rank 0 but 3 on rank 1"), text
         assert other.startswith(f"{setting} is 3 on rank 1 but 7 on rank 0"), other
+
+
+def test_rank_that_reads_the_store_late_gets_the_reason(pool, tmp_path):
+    """Rank 0 gives up as soon as rank 1 has published its settings; rank 1 asks the store of rank 0 later."""
+    file = new_file(tmp_path)
+
+    def start():
+        publish = RankRecords.publish
+
+        def publish_and_wait(self, kind, record):
+            publish(self, kind, record)
+            if self.rank == 1:
+                select.select([self.store], [], [], 0.5)  # readable only if the store has ended
+
+        RankRecords.publish = publish_and_wait
+        try:
+            return begin_with(file, HOROPLUG_ENCRYPT="1")
+        finally:
+            RankRecords.publish = publish
+
+    with pool.ranks(2, init=False) as ranks:
+        for _, text in ranks.run(start):
+            assert text.startswith("rank 0 encrypts what goes to other hosts, rank 1 does not"), (
+                text
+            )
+
+
+def test_rank_0_that_cannot_start_leaves_no_store(pool, tmp_path):
+    file = new_file(tmp_path)
+
+    def start():
+        found = begin_with(file, HOROPLUG_ENCRYPT="1", HOROPLUG_LIBCRYPTO="/nonesuch")
+        return *found, [thread.name for thread in threading.enumerate()]
+
+    with pool.ranks(2, init=False) as ranks:
+        (_, wrong, threads), _ = ranks.run(start)
+        assert wrong.startswith("HOROPLUG_ENCRYPT=1 needs OpenSSL's libcrypto"), wrong
+        assert "horoplug-store" not in threads
 
 
 def test_rank_0_that_cannot_start(pool, tmp_path):
