@@ -1,9 +1,8 @@
 """What users read when they make a mistake. Thirty mistakes were drawn by chance from a list of 133 and made in every
 front end to which they apply; each is one line that says what is wrong, in the words of that front end. Mistakes in
-Spark and Ray are made in their folders, and those of Keras' callbacks in tests/keras."""
+Spark, Ray, MXNet and under other launchers are made in their folders, and those of Keras' callbacks in tests/keras."""
 
 import ast
-import importlib
 import os
 import re
 import resource
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,25 +20,11 @@ import horoplug
 from tests.harness.limits import scaled
 from tests.harness.process_groups import begin, new_file
 from tests.harness.support import environment
+from tests.harness.user_errors import ENVIRONMENT, check, check_texts, texts_of
 
 pytest_plugins = ["tests.harness.jobs"]
 
 SOURCES = Path(horoplug.__file__).parent
-
-# What users of a front end do not know, or need not.
-FOREIGN = {
-    "horovodrun": r"hvd\.|num_proc\b(?!:)|[a-z]+_timeout",
-    "horoplug.run": r"(?<![\w-])--?[a-z]|horovodrun",
-    "framework": r"(?<![\w-])--?[a-z]|horovodrun|torch\.distributed|process group\b",
-    "torch.distributed": r"(?<![\w-])--?[a-z]|hvd\.|init\(\)|HOROVOD_\w+|horovodrun",
-}
-
-
-def check(front: str, text: str) -> None:
-    """The text is one line in the front end's words, and does not end with a period."""
-    assert "\n" not in text, text
-    assert not re.search(FOREIGN[front], text), text
-    assert not text.endswith("."), text
 
 
 def constants(node: ast.expr) -> Iterator[str]:
@@ -107,84 +91,6 @@ def test_mistakes_in_a_call_of_run(arguments, text):
 # ---- frameworks -----------------------------------------------------------------------------------------------------
 
 
-def tensors(framework: str) -> Any:
-    """Makes a tensor from a list and the name of a dtype."""
-    if framework == "torch":
-        import torch
-
-        return lambda values, dtype="float32": torch.tensor(values, dtype=getattr(torch, dtype))
-    if framework in ("tensorflow", "keras"):
-        import tensorflow as tf
-
-        return tf.constant
-    if framework == "jax":
-        import jax.numpy as jnp
-
-        return jnp.array
-    import numpy as np
-
-    return lambda values, dtype="float32": np.array(values, dtype)
-
-
-class Front(NamedTuple):
-    """horoplug's module for a framework on a rank, and what makes a tensor."""
-
-    hvd: Any
-    tensor: Any
-    rank: int
-
-
-DEADLOCK = "deadlock: .*Rank 0 waits for '{0}' .*rank 1 waits for '{1}'"
-CALLS = {
-    "operands of average": (
-        lambda f: f.hvd.allreduce(f.tensor([1.0]), average=True, op=f.hvd.Sum),
-        "op= supersedes average=",
-    ),
-    "process set": (
-        lambda f: f.hvd.add_process_set([0, 5]),
-        "process set of ranks 0, 5: rank 5 does not exist; there are ranks 0 to 1",
-    ),
-    "no tensors": (lambda f: f.hvd.grouped_allreduce([]), "grouped_allreduce needs at least one"),
-    "dimensions": (
-        lambda f: f.hvd.allgather(f.tensor([[1.0, 2.0]] if f.rank else [1.0]), name="rows"),
-        "'allgather.rows': mismatched shape: .* on rank 0 but .* on rank 1",
-    ),
-    "dtypes": (
-        lambda f: f.hvd.allreduce(f.tensor([1, 2], ["int32", "float32"][f.rank]), name="w"),
-        "'allreduce.w': mismatched data type: int32 on rank 0 but float32 on rank 1",
-    ),
-    "operations": (
-        lambda f: (f.hvd.allreduce if f.rank else f.hvd.broadcast)(
-            f.tensor([1.0]), name="w", **({} if f.rank else {"root_rank": 0})
-        ),
-        DEADLOCK.format("broadcast.w", "allreduce.w"),
-    ),
-    "names": (
-        lambda f: f.hvd.allreduce(f.tensor([1.0]), name=f"w{f.rank}"),
-        DEADLOCK.format("allreduce.w0", "allreduce.w1"),
-    ),
-}
-NOT_IN_KERAS = {"operands of average", "no tensors"}
-
-
-def texts_of(framework: str) -> dict[str, str]:
-    """On each rank: what each call says, also before init."""
-    hvd = importlib.import_module(f"horoplug.{framework}")
-    front = Front(hvd, tensors(framework), int(os.environ["HOROVOD_RANK"]))
-    calls = {name: call for name, (call, _) in CALLS.items()}
-    texts = {}
-    for name, call in {"before init": lambda f: f.hvd.rank(), **calls}.items():
-        if framework == "keras" and name in NOT_IN_KERAS:
-            continue
-        if name != "before init":
-            hvd.init()
-        try:
-            call(front)
-        except Exception as error:
-            texts[name] = str(error)
-    return texts
-
-
 @pytest.mark.parametrize(
     "framework",
     ["numpy", "torch", "tensorflow", "keras", "jax"],
@@ -192,14 +98,9 @@ def texts_of(framework: str) -> dict[str, str]:
 @pytest.mark.short("numpy", failure=True)
 def test_mistakes_in_frameworks(pool, framework):
     pytest.importorskip(framework)
-    with pool.ranks(2, init=False, env={"HOROVOD_DEADLOCK_TIME_SECONDS": "1"}) as ranks:
+    with pool.ranks(2, init=False, env=ENVIRONMENT) as ranks:
         for texts in ranks.run(lambda: texts_of(framework)):
-            expected = {"before init": (None, r"not been initialized; use hvd.init\(\)$"), **CALLS}
-            for name, (_, text) in expected.items():
-                if framework != "keras" or name not in NOT_IN_KERAS:
-                    assert re.search(text, texts[name]), f"{name}: {texts.get(name)}"
-                    # TensorFlow appends its own words.
-                    check("framework", texts[name].partition(" [Op:")[0])
+            check_texts(framework, texts)
 
 
 def in_place() -> str:

@@ -12,6 +12,7 @@ from horoplug.runner.start.allocation import allocation
 from horoplug.runner.start.flux import Flux
 from tests.harness.limits import scaled
 from tests.harness.support import environment
+from tests.harness.user_errors import ENVIRONMENT, REPORT, check_texts, texts_in
 
 # "flux resource R" prints the resources; "flux exec" runs the command for each rank, under the name of its host.
 FLUX = """
@@ -102,6 +103,16 @@ def test_hosts_without_ranks_get_no_task_and_a_failed_rank_is_named(flux, tmp_pa
     assert done.returncode == 3
     assert done.stderr == "horovodrun: rank 1 exited with code 3; the other ranks were ended\n"
     assert (tmp_path / "log").read_text() == "--rank=0,1 --dir=/\n"
+
+
+def test_mistakes_are_one_line(flux):
+    env = flux(resources({"core": "0"})) | ENVIRONMENT
+    done = run(env, "-np", 2, sys.executable, "-c", REPORT)
+    assert done.returncode == 0, done.stderr
+    texts = texts_in(done.stdout)
+    assert len(texts) == 2, done.stdout
+    for each in texts:
+        check_texts("numpy", each)
 
 
 def test_processes_of_an_elastic_job_have_a_step_for_each_host(flux, tmp_path):

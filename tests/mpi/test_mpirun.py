@@ -21,6 +21,7 @@ from tests.harness.mpi_jobs import (
     remove_unused,
 )
 from tests.harness.support import environment, until
+from tests.harness.user_errors import ENVIRONMENT, REPORT, check_texts, texts_in
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 
@@ -49,6 +50,16 @@ print("done", flush=True)
     status, output = finish(mpirun(place, on_hosts(script), np=4))
     assert status == 0, output
     assert output.count("done") == 4
+
+
+def test_mistakes_are_one_line(place):
+    pytest.importorskip("mpi4py")
+    status, output = finish(mpirun(place, REPORT, **ENVIRONMENT))
+    assert status == 0, output
+    texts = texts_in(output)
+    assert len(texts) == 2, output
+    for each in texts:
+        check_texts("numpy", each)
 
 
 # Prints whether the job's secret has gone over MPI.

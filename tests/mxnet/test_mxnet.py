@@ -10,6 +10,7 @@ from tests.harness import ROOT
 from tests.harness.checks.errors import errors_of_survivors, internal
 from tests.harness.limits import scaled
 from tests.harness.support import Pool, environment, seed
+from tests.harness.user_errors import ENVIRONMENT, check_texts, texts_of
 
 PYTHON = ROOT / ".venv-mxnet" / "bin" / "python"
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make environments makes .venv-mxnet")
@@ -68,6 +69,12 @@ def test_operations_are_ordered_with_the_engine(ranks):
 
 def test_refusals_are_one_line(ranks):
     ranks.run(check, "check_refusals")
+
+
+def test_mistakes_are_one_line_in_the_words_of_the_framework(processes):
+    with processes.ranks(2, init=False, env=ENVIRONMENT) as job:
+        for texts in job.run(lambda: texts_of("mxnet")):
+            check_texts("mxnet", texts)
 
 
 @pytest.mark.parametrize(
