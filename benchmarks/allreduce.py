@@ -11,7 +11,8 @@ The time of an iteration is the time on its slowest rank. ``time`` is the median
 percentile, ``spread`` the interquartile range over the median. ``algbw`` is size over time; ``busbw`` is the least
 number of bytes that each rank must send or receive, over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per
 second. Buffers hold zeros in timed iterations, and other values for the check of the results.
-``sendrecv`` is a round trip between pairs of ranks: one sends and then receives, the other answers.
+``sendrecv`` is a round trip between pairs of ranks: one sends and then receives, the other answers. ``barrier`` has no
+data and is measured once, in the row of the smallest size.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import summary
+from summary import size_text
 
 matplotlib.use("svg")
 from matplotlib import pyplot
@@ -197,7 +199,7 @@ def draw(records: list[Record], plot: dict[str, str]) -> str:
         axes.set_yscale("log")
         axes.minorticks_off()
         if records[0]["columns"][plot["x"]]["unit"] == "B":
-            axes.xaxis.set_major_formatter(lambda x, _: byte_text(x))
+            axes.xaxis.set_major_formatter(lambda x, _: size_text(x))
     else:
         draw_bars(axes, lines)
         if min(values) > 0 and max(values) / min(values) > 30:
@@ -221,15 +223,6 @@ def draw(records: list[Record], plot: dict[str, str]) -> str:
 
 def short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def byte_text(count: float) -> str:
-    """In the largest binary unit that is not too large."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
 
 
 def draw_bars(axes: Any, lines: dict[str, dict[Any, float]]) -> None:
@@ -271,7 +264,7 @@ def pivot(records: list[Record], plot: dict[str, str]) -> list[str]:
     lines = lines_of(records, plot)
     columns = records[0]["columns"]
     by_x = {
-        x: byte_text(x) if columns[plot["x"]]["unit"] == "B" else x
+        x: size_text(x) if columns[plot["x"]]["unit"] == "B" else x
         for y in lines.values()
         for x in y
     }
@@ -283,15 +276,23 @@ def pivot(records: list[Record], plot: dict[str, str]) -> list[str]:
     return table([columns[plot["x"]]["title"], *lines], rows)
 
 
-def section(records: list[Record], drawings: dict[str, str]) -> list[str]:
-    """The text of a section. Adds its drawing to ``drawings``: SVG by file name."""
+def picture(records: list[Record], drawings: dict[str, str]) -> list[str]:
+    """The drawing of a section's first plot, which is added to ``drawings``: SVG by file name."""
     first = records[0]
-    text = [f"## {heading(first)}", "", str(first["about"]), ""]
     for plot in first["plots"][:1]:
         if svg := draw(records, plot):
             name = f"{slug(first['title'])}.svg"
             drawings[name] = svg
-            text += [f"![{heading(first)}: {label(first, plot['y'])}]({{folder}}/{name})", ""]
+            return [f"![{heading(first)}: {label(first, plot['y'])}]({{folder}}/{name})", ""]
+    return []
+
+
+def section(records: list[Record], drawings: dict[str, str]) -> list[str]:
+    """The text of a section. Adds its drawing to ``drawings``: SVG by file name."""
+    first = records[0]
+    text = [f"## {heading(first)}", "", str(first["about"]), ""]
+    if not first["title"].startswith(summary.PICTURES):
+        text += picture(records, drawings)
     for plot in first["plots"]:
         text += [f"{label(first, plot['y']).capitalize()}:", "", *pivot(records, plot), ""]
     if not first["plots"]:
@@ -323,8 +324,14 @@ def machines(records: list[Record]) -> list[dict[str, str]]:
 def page(records: list[Record], drawings: dict[str, str]) -> str:
     started = sorted(record["started"] for record in records)
     loads = [value for record in records for value in record["load"].values()] or [math.nan]
-    text = [
-        "# Benchmarks",
+    groups = sections(records)
+    text = ["# Benchmarks", ""]
+    for title in summary.PICTURES:
+        for group in groups:
+            if group[0]["title"].startswith(title):
+                text += picture(group, drawings)
+    text += [f"- {line}" for line in summary.lines(records)]
+    text += [
         "",
         "The programs in `benchmarks/` measured these figures beside other libraries, in alternating blocks of the",
         "same run. Times are medians, as the slowest rank sees them. A ratio is a library's time over the time of",
@@ -339,7 +346,7 @@ def page(records: list[Record], drawings: dict[str, str]) -> str:
     ]
     for machine in machines(records):
         text += [*table(["machine", ""], machine.items()), ""]
-    for group in sections(records):
+    for group in groups:
         text += section(group, drawings)
     return "\n".join(text).rstrip() + "\n"
 

@@ -3,6 +3,7 @@
     python benchmarks/suite.py short            a few minutes, beside gloo
     python benchmarks/suite.py full             every benchmark, beside every peer that is installed
     python benchmarks/suite.py full --only train --report FILE.md
+    python benchmarks/suite.py full --resume    goes on where an earlier command for this checkout has ended
 
 A benchmark whose peer is not installed is left out. The summary at the end names benchmarks that were left out or
 failed.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import mpi
+from harness.checkout import identified
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 3600.0  # seconds for one benchmark
@@ -87,15 +89,22 @@ SHORT = [
     Part("control-plane", "control_plane", "--factor 4"),
 ]
 
+OTHER_OPERATIONS = "allgather", "broadcast", "reducescatter", "alltoall", "barrier", "sendrecv"
+
 FULL = [
     Part("raw-2", "raw", "--ranks 2"),
     Part("raw-4", "raw", "--ranks 4 -e 64M"),
     *peers("allreduce", "allreduce-2", "-np 2 -b 4 -e 256M -f 4"),
     *peers("allreduce", "allreduce-4", "-np 4 -b 4 -e 64M -f 4 -n 100"),
-    Part(
-        "sendrecv-torch-gloo",
-        "allreduce",
-        "-np 2 --collective sendrecv -b 4 -e 64M -f 4 --peer torch-gloo",
+    *(
+        part
+        for ranks in (2, 4)
+        for name in OTHER_OPERATIONS
+        for part in peers(
+            "allreduce",
+            f"{name}-{ranks}",
+            f"-np {ranks} --collective {name} -b 4 -e 64M -f 16{' -n 100' if ranks > 2 else ''}",
+        )
     ),
     *peers("gradients", "gradients-2", "-np 2 --model resnet50 --model 200x1KiB -n 50"),
     *peers("gradients", "gradients-bert-2", "-np 2 --model bert-large -n 5"),
@@ -162,16 +171,26 @@ def main() -> int:
         default=HERE.parent / "build" / "bench",
         help="folder for the JSON files [build/bench]",
     )
+    add(
+        "--resume",
+        action="store_true",
+        help="keep what was measured of this checkout, in a folder in --out that is named after its commit",
+    )
     add("--only", default="", metavar="TEXT", help="run the benchmarks with TEXT in their name")
     add("--report", type=Path, metavar="FILE", help="write a page with all records in --out")
     args = parser.parse_args()
     remarks, failed = [], False
+    if args.resume:
+        args.out /= identified(HERE.parent).name
     for part in SUITES[args.suite]:
         if args.only not in part.name:
             continue
         absent = missing(part)
         if absent:
             remarks.append(f"{part.name}: left out, {absent} is not installed")
+            continue
+        if args.resume and (args.out / f"{part.name}.json").exists():
+            remarks.append(f"{part.name}: was measured before")
             continue
         print(f"\n== {part.name}: {part.program}.py {part.options}", flush=True)
         begin = time.monotonic()

@@ -102,6 +102,7 @@ class TorchDistributed(Peer):
             "broadcast": lambda: dist.broadcast(t, 0, group),
             "alltoall": lambda: dist.all_to_all_single(exchanged, t, group=group),
             "reducescatter": lambda: dist.reduce_scatter_tensor(scattered, t, op, group),
+            "barrier": lambda: dist.barrier(group),
         }
         outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
         if case.collective == "sendrecv":
@@ -161,6 +162,7 @@ class Mpi4py(Peer):
             "broadcast": lambda: comm.Bcast(x, 0),
             "alltoall": lambda: comm.Alltoall(x, exchanged),
             "reducescatter": lambda: comm.Reduce_scatter_block(x, scattered, op),
+            "barrier": comm.Barrier,
         }
         outputs = {"allgather": gathered, "alltoall": exchanged, "reducescatter": scattered}
         if case.collective == "sendrecv":
@@ -199,8 +201,9 @@ class Horovod(Peer):
             "broadcast": lambda: theirs.broadcast_(t, root_rank=0, name=name),
             "alltoall": lambda: theirs.alltoall(t, name=name),
             "reducescatter": lambda: theirs.reducescatter(t, op=op, name=name),
+            "barrier": theirs.barrier,
         }
-        return Prepared(x, runs[case.collective])
+        return Prepared(x, runs[case.collective], x if case.collective == "barrier" else None)
 
     def close(self) -> None:
         self.theirs.shutdown()

@@ -8,7 +8,8 @@ Each row is one size. An operation is called from Python, again and again, on Nu
 that variant; before, its result is checked for other values. ``time`` is the median over the calls, and ``p99`` their
 99th percentile; a call takes as long as on its slowest rank. ``algbw`` is size over time. ``busbw`` is the least number
 of bytes that each rank must send or receive, over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per second.
-``sendrecv`` is a round trip between pairs of ranks. The exit status is 1 if a result was wrong."""
+``sendrecv`` is a round trip between pairs of ranks, and ``barrier`` has no data. The exit status is 1 if a result was
+wrong."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -30,6 +31,7 @@ COLLECTIVES = {
     "alltoall": Collective(lambda n: 1, lambda n: (n - 1) / n, True, False),
     "reducescatter": Collective(lambda n: 1, lambda n: (n - 1) / n, True, True),
     "sendrecv": Collective(lambda n: 1, lambda n: 2.0, False, False),
+    "barrier": Collective(lambda n: 1, lambda n: 0.0, False, False),
 }
 
 
@@ -87,10 +89,11 @@ def sizes(begin: int, end: int, factor: float) -> Iterator[int]:
 def cases(
     collective: str, dtype: np.dtype[Any], op: str, wanted: Iterator[int], ranks: int
 ) -> Iterator[tuple[int, Case]]:
-    """The cases with about as many bytes as are wanted, each with its bytes; none twice in a row."""
+    """The cases with about as many bytes as are wanted, each with its bytes; none twice in a row. A barrier, which has
+    no data, has one case."""
     kind = COLLECTIVES[collective]
     previous = 0
-    for size in wanted:
+    for size in itertools.islice(wanted, 1) if collective == "barrier" else wanted:
         count = max(1, size // dtype.itemsize)
         if kind.divided:
             # An allgather's size is its output, whose parts are the ranks' inputs.
@@ -140,6 +143,8 @@ def prepare(hvd: Any, case: Case) -> Prepared:
         y, other = np.empty_like(x), partner_of(hvd.rank(), hvd.size())
         send, receive = lambda: hvd.send(x, other), lambda: hvd.recv(y, other)
         return Prepared(x, round_trip(hvd.rank(), send, receive), y)
+    if case.collective == "barrier":
+        return Prepared(x, hvd.barrier, x)
     return Prepared(x, runs[case.collective])
 
 
@@ -158,6 +163,8 @@ def values(case: Case, rank: int) -> np.ndarray:
 
 def expected(case: Case, rank: int, size: int) -> np.ndarray:
     part = slice(rank * (case.count // size), (rank + 1) * (case.count // size))
+    if case.collective == "barrier":
+        return values(case, rank)
     if case.collective == "broadcast":
         return values(case, 0)
     if case.collective == "sendrecv":

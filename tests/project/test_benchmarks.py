@@ -19,6 +19,7 @@ import control_plane  # noqa: E402
 import gpu  # noqa: E402
 import raw  # noqa: E402
 import suite  # noqa: E402
+import summary  # noqa: E402
 from harness import gpu_results, models, mpi  # noqa: E402
 
 from tests.gpu.device import results as seen  # noqa: E402
@@ -86,6 +87,12 @@ def test_sweep_of_collectives(tmp_path, collective, bus_factor):
         assert row["ratio"] == pytest.approx(row["time"] / own["time"])
     assert "# wrong results: 0" in text
     assert "# torch-gloo takes" in text
+
+
+def test_barrier_is_measured_once(tmp_path):
+    pytest.importorskip("torch")
+    rows, _ = sweep(tmp_path, "--collective", "barrier", "--peer", "torch-gloo")
+    assert [row["library"] for row in rows] == ["horoplug", "torch-gloo"]
 
 
 @pytest.mark.parametrize("op", ["avg", "min", "max", "prod"])
@@ -362,6 +369,74 @@ def test_report_has_every_plot_and_table(measured, tmp_path):
         assert label in words
     assert r"a \<peer\>" in text
     assert other["machine"]["kernel"].replace("_", r"\_") in text
+
+
+def record_of(benchmark, title, rows):
+    return {"benchmark": benchmark, "title": title, "rows": rows}
+
+
+def test_summary_says_where_horoplug_wins_and_where_it_loses():
+    def sweep_of(title, ratios, benchmark="allreduce"):
+        rows = [
+            {"size": size, "library": library, "ratio": ratio}
+            for library, by_size in {
+                "horoplug": dict.fromkeys((4, 64, 1 << 20), 1.0),
+                **ratios,
+            }.items()
+            for size, ratio in by_size.items()
+        ]
+        return record_of(benchmark, title, rows)
+
+    title = "allreduce, float32, 2 ranks on 1 host(s)"
+    records = [
+        sweep_of(title, {"mpi4py:openmpi": {4: 0.5, 64: 0.4, 1 << 20: 3.0}}),
+        sweep_of(title, {"torch-gloo": {4: 9.0, 64: 9.0, 1 << 20: 2.0}}),
+        sweep_of("barrier, float32, 4 ranks on 1 host(s)", {"torch-gloo": {4: 0.8}}),
+        sweep_of("allreduce, float32, between network namespaces, unshaped", {"torch-gloo": {4: 2.0}}, "network"),
+        record_of(
+            "gradients",
+            "gradients, 2 ranks on 1 host(s)",
+            [
+                {"model": "resnet50", "variant": "mpi4py:impi, bare", "ratio": 2.0},
+                {"model": "resnet50", "variant": "torch-gloo, buckets", "ratio": 8.0},
+            ],
+        ),
+        record_of(
+            "train",
+            "training, 2 ranks on 1 host(s)",
+            [
+                {"model": "mlp", "variant": variant, "efficiency": value}
+                for variant, value in (("horoplug", 80.0), ("torch-gloo", 50.0), ("apart", 90.0))
+            ],
+        ),
+    ]  # fmt: skip
+    two, other, gradients, training, network = summary.lines(records)
+    assert two.startswith(
+        "**Allreduce, 2 ranks on a host:** horoplug is the fastest, or within 3 % of it, at 1 MiB; at 1 MiB the next "
+        "one takes 2.0 times as long. At 4 B to 64 B mpi4py:openmpi is the fastest, and horoplug takes 2.0 to 2.5 "
+        "times as long. A small operation also pays"
+    )
+    assert other.endswith(
+        "in 0 of 1 rows. The worst one: it takes 1.2 times as long (barrier of 4 B, 4 ranks, beside torch-gloo)."
+    )
+    assert gradients.endswith(
+        "for resnet50, horoplug takes 0.50 times as long as the bare calls of the fastest MPI and is 8.0 times as fast "
+        "as gloo in the buckets of DDP."
+    )
+    assert training.endswith(
+        "the mlp reaches 80 %, DDP on gloo 50 %, processes that reduce nothing 90 %."
+    )
+    assert network.startswith("**Between hosts, unshaped:** horoplug is the fastest")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
+def test_suite_goes_on_where_it_stopped(tmp_path):
+    options = ["tiny", "--only", "allreduce", "--resume", "--out", tmp_path]
+    assert "allreduce: done" in run("suite", *options)
+    (file,) = tmp_path.glob("*/allreduce.json")
+    before = file.read_bytes()
+    assert "allreduce: was measured before" in run("suite", *options)
+    assert file.read_bytes() == before
 
 
 def test_report_is_rewritten_from_its_figures(measured, tmp_path):
