@@ -17,8 +17,22 @@ class InlineVector {
   using value_type = T;
 
   InlineVector() = default;
-  InlineVector(const InlineVector&) = delete;
-  InlineVector& operator=(const InlineVector&) = delete;
+  InlineVector(std::initializer_list<T> values) { assign(values.begin(), values.end()); }
+  InlineVector(const InlineVector& other) { assign(other.begin(), other.end()); }
+  InlineVector& operator=(const InlineVector& other) {
+    if (this != &other) assign(other.begin(), other.end());
+    return *this;
+  }
+  InlineVector(InlineVector&& other) noexcept { take(other); }
+  InlineVector& operator=(InlineVector&& other) noexcept {
+    if (this == &other) return *this;
+    clear();
+    give_back();
+    data_ = own();
+    capacity_ = kInline;
+    take(other);
+    return *this;
+  }
   InlineVector& operator=(std::initializer_list<T> values) {
     assign(values.begin(), values.end());
     return *this;
@@ -47,6 +61,9 @@ class InlineVector {
     return *added;
   }
   void push_back(T value) { emplace_back(std::move(value)); }
+  void reserve(std::size_t capacity) {
+    if (capacity > capacity_) grow(capacity);
+  }
   template <typename Iterator>
   void assign(Iterator first, Iterator last) {
     clear();
@@ -69,6 +86,17 @@ class InlineVector {
     give_back();
     data_ = larger;
     capacity_ = capacity;
+  }
+  // The other one is empty afterwards. This one is empty and has no memory of its own before.
+  void take(InlineVector& other) noexcept {
+    size_ = std::exchange(other.size_, 0);
+    if (other.data_ == other.own()) {
+      std::uninitialized_move_n(other.data_, size_, data_);
+      std::destroy_n(other.data_, size_);
+      return;
+    }
+    data_ = std::exchange(other.data_, other.own());
+    capacity_ = std::exchange(other.capacity_, kInline);
   }
   void give_back() {
     if (data_ != own()) ::operator delete(data_);

@@ -6,9 +6,12 @@
 #pragma once
 
 #include <coroutine>
+#include <cstddef>
 #include <exception>
 #include <utility>
 #include <vector>
+
+#include "base/frame_memory.h"
 
 namespace horoplug {
 
@@ -98,6 +101,15 @@ struct Task::promise_type {
     }
     void await_resume() { waitable.finish(); }
   };
+
+  // The memory of the frame, by the arguments of the coroutine. Always inlined, because GCC takes
+  // `delete` for the counterpart of another function than this template (-Wmismatched-new-delete).
+  template <HasFrameMemory First, typename... Rest>
+  [[gnu::always_inline]] static void* operator new(std::size_t bytes, First& first, Rest&...) {
+    return first.frame_memory().take(bytes);
+  }
+  static void* operator new(std::size_t bytes) { return FrameMemory::take_elsewhere(bytes); }
+  static void operator delete(void* frame, std::size_t bytes) { FrameMemory::give(frame, bytes); }
 
   Task get_return_object() { return Task(Handle::from_promise(*this)); }
   std::suspend_always initial_suspend() noexcept { return {}; }

@@ -35,6 +35,9 @@ class Comm {
   // ranks share memory, which is `local_memory` on this host.
   void set_hosts(HostGrid hosts, HostMemory* local_memory, bool shares);
 
+  // Of the coroutines that work on this communicator.
+  FrameMemory& frame_memory() { return frame_memory_; }
+
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   HostMemory* host_memory() const { return host_memory_; }
@@ -164,6 +167,8 @@ class Comm {
   static_assert(kChunkBytes == Arena::kSlotBytes);
 
  private:
+  FrameMemory frame_memory_;  // first, so that it outlives all else
+
   // The links to one rank. Message i of a batch travels on lane i modulo their number; both sides
   // count alike.
   struct Peer {

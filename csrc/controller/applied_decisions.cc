@@ -77,7 +77,7 @@ void AppliedDecisions::add_plan_batch(const Plan& plan) {
   decision.kind = DecisionItem::Kind::kBatch;
   decision.batch = plan.joined();
   decision.plan = plan.epoch();
-  decision.operations = plan.last();
+  decision.operations.assign(plan.last().begin(), plan.last().end());
   decision.tuning = plan.last_tuning();
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/inline_vector.h"
 #include "base/status.h"
 #include "controller/messages/messages.h"
 #include "controller/plans/plan.h"
@@ -26,7 +27,7 @@ class AppliedDecisions {
     std::uint32_t plan = 0;
     // kBatch: operations in order; kJoined: the join; kError: the operation that fails, if this
     // rank has submitted it
-    std::vector<IdentityPtr> operations;
+    InlineVector<IdentityPtr> operations;
     // kBatch, indexed like `operations`: ranks that have joined and contribute no data. Such a rank
     // has not submitted the operation. Empty if there are none.
     std::vector<RankRanges> absent;

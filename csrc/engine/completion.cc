@@ -2,7 +2,7 @@
 
 namespace horoplug {
 
-void Completion::end(const std::vector<OperationPtr>& operations, const Status& status) {
+void Completion::end(std::span<const OperationPtr> operations, const Status& status) {
   if (operations.empty()) return;
   tracing_.ended(operations, status);
   submissions_.forget(operations);

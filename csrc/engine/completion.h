@@ -1,7 +1,7 @@
 // Ends operations: sets their status, frees their names and wakes the threads that wait for them.
 #pragma once
 
-#include <vector>
+#include <span>
 
 #include "engine/operations/handle_table.h"
 #include "engine/operations/submission_queue.h"
@@ -16,10 +16,8 @@ class Completion {
       : submissions_(submissions), handles_(handles), tracing_(tracing) {}
 
   // All of these operations have ended with this status. A failure names the operation.
-  void end(const std::vector<OperationPtr>& operations, const Status& status);
-  void end(const OperationPtr& operation, const Status& status) {
-    end(std::vector<OperationPtr>{operation}, status);
-  }
+  void end(std::span<const OperationPtr> operations, const Status& status);
+  void end(const OperationPtr& operation, const Status& status) { end({&operation, 1}, status); }
 
  private:
   SubmissionQueue& submissions_;

@@ -8,10 +8,25 @@
 
 namespace horoplug {
 
+// Any thread may read it, and one thread at a time writes it: it needs no locked instruction.
+class Count {
+ public:
+  operator std::uint64_t() const { return load(); }  // NOLINT(*-explicit-*)
+  Count& operator=(std::uint64_t value) {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  Count& operator+=(std::uint64_t more) { return *this = load() + more; }
+  Count& operator++() { return *this += 1; }
+
+ private:
+  std::uint64_t load() const { return value_.load(std::memory_order_relaxed); }
+  std::atomic<std::uint64_t> value_{0};
+};
+
 struct Counters {
-  using Count = std::atomic<std::uint64_t>;
-  Count batches{0}, tensors{0}, bytes{0}, control_messages{0}, control_bytes{0}, cached_names{0},
-      planned_batches{0}, broken_plans{0}, failed{0};
+  Count batches, tensors, bytes, control_messages, control_bytes, cached_names, planned_batches,
+      broken_plans, failed;
 };
 
 // The times of the engine's last progress. Used by the thread that runs the loop.

@@ -223,16 +223,18 @@ Status Engine::wait(hp_handle handle, Seconds timeout) {
 Status Engine::perform(const OperationPtr& operation, Seconds timeout) {
   if (!loop_.acquire()) {
     submit(operation);
-    return wait(operation->handle, timeout);
+    const Status status = wait(operation->handle, timeout);
+    handles_.release(operation->handle);
+    return status;
   }
+  HandleTable::Wait wait(handles_, timeout);
   try {
     prepare({&operation, 1});
-    submissions_.submit_and_run(operation);
+    submissions_.submit_and_run(operation, wait);
   } catch (...) {
     loop_.release();
     throw;
   }
-  HandleTable::Wait wait(handles_, operation->handle, timeout);
   loop_.run_until_done(wait, timeout);
   return wait.status();
 }

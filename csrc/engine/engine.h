@@ -93,7 +93,8 @@ class Engine {
   Status poll(hp_handle handle);
   // See hp_on_done.
   void on_done(hp_handle handle, hp_done done, void* context);
-  // submit() and wait() in the calling thread, if no other thread runs the progress loop.
+  // submit() and wait() in the calling thread, if no other thread runs the progress loop. The
+  // handle is released, unless the caller keeps it: HandleTable::keep().
   Status perform(const OperationPtr& operation, Seconds timeout);
 
   // Leaves in agreement with the peers. Returns when the engine has stopped.

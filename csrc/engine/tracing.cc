@@ -156,7 +156,7 @@ void Tracing::attach(const ProcessSet& set, Batch& batch) {
   batch.trace = std::make_unique<BatchTrace>(timeline_, std::move(traced));
 }
 
-void Tracing::write_end(const std::vector<OperationPtr>& operations, const Status& status) {
+void Tracing::write_end(std::span<const OperationPtr> operations, const Status& status) {
   for (const OperationPtr& operation : operations) {
     const bool undecided = undecided_.erase(operation.get()) != 0;
     if (!status.ok()) {

@@ -51,7 +51,7 @@ class Tracing {
   void decided(const ProcessSet& set, Batch& batch) {
     if (on()) attach(set, batch);
   }
-  void ended(const std::vector<OperationPtr>& operations, const Status& status) {
+  void ended(std::span<const OperationPtr> operations, const Status& status) {
     if (on()) write_end(operations, status);
   }
 
@@ -68,7 +68,7 @@ class Tracing {
   void write_submitted(const Operation& operation);
   void write_ready(const ProcessSet& set, int child, const Ready& ready);
   void attach(const ProcessSet& set, Batch& batch);
-  void write_end(const std::vector<OperationPtr>& operations, const Status& status);
+  void write_end(std::span<const OperationPtr> operations, const Status& status);
 
   // The row of a tensor. The number of rows is limited: once it is reached, new names share rows,
   // one name at a time.

@@ -97,6 +97,7 @@ hp_status hp_perform(hp_engine* engine, const hp_submission* submission, double 
     const auto members = running->members(checked_set(full.process_set));
     const auto operation = horoplug::make_operation(full, members);
     const Status status = running->perform(operation, time_to_wait(timeout));
+    engine->engine.handles().keep(operation);
     *handle = operation->handle;
     return report(status);
   });
@@ -145,9 +146,9 @@ hp_status hp_start_and_wait(hp_engine* engine, const hp_instance* instance, doub
     // A stream may have to wait for what runs on a GPU: see hp_stream_wait.
     if (status.ok() && instance->keeps_handle == 0 && operation->gpu.ordinal < 0 &&
         std::ranges::all_of(operation->outcomes, is_in_output)) {
-      engine->engine.handles().release(operation->handle);
       return HP_OK;
     }
+    engine->engine.handles().keep(operation);
     *handle = operation->handle;
     return report(status);
   });

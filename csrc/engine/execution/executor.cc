@@ -49,11 +49,11 @@ std::optional<Batch> Executor::end_plan(std::uint32_t plan, std::uint64_t last) 
     return batch.plan == plan && batch.number > last;
   };
   std::optional<Batch> withdrawn;
-  if (running_ && is_withdrawn(running_->batch)) {
-    running_->fiber.reset();
-    comm_->withdraw();
-    withdrawn = std::move(running_->batch);
+  if (running_ && is_withdrawn(queue_.front())) {
     running_.reset();
+    comm_->withdraw();
+    withdrawn = std::move(queue_.front());
+    queue_.pop_front();
   } else if (!queue_.empty() && is_withdrawn(queue_.back())) {
     withdrawn = std::move(queue_.back());
     queue_.pop_back();
@@ -64,14 +64,14 @@ std::optional<Batch> Executor::end_plan(std::uint32_t plan, std::uint64_t last) 
   return withdrawn;
 }
 
-void Executor::start(Batch batch) {
+void Executor::start() {
+  Batch& batch = queue_.front();
   running_.emplace();
-  running_->batch = std::move(batch);
-  running_->channel = channel_of(running_->batch.plan, running_->batch.number);
-  running_->channel.check = hash_of(running_->batch);
-  comm_->begin(running_->channel, running_->batch.trace.get(), running_->batch.tuning);
-  if (running_->batch.trace) running_->batch.trace->start();
-  running_->fiber = std::make_unique<Fiber>(run_(*comm_, running_->batch));
+  running_->channel = channel_of(batch.plan, batch.number);
+  running_->channel.check = hash_of(batch);
+  comm_->begin(running_->channel, batch.trace.get(), batch.tuning);
+  if (batch.trace) batch.trace->start();
+  running_->fiber.emplace(run_(*comm_, batch));
 }
 
 std::optional<Batch> Executor::poll() {
@@ -81,16 +81,16 @@ std::optional<Batch> Executor::poll() {
       progress_ = true;
     }
     if (queue_.empty()) return std::nullopt;
-    start(std::move(queue_.front()));
-    queue_.pop_front();
+    start();
     progress_ = true;
   }
   const bool ended = running_->fiber->poll();
   progress_ |= running_->fiber->advanced();
   if (!ended) return std::nullopt;
-  Batch batch = std::move(running_->batch);
   running_.reset();
   comm_->end();
+  std::optional<Batch> batch(std::move(queue_.front()));
+  queue_.pop_front();
   return batch;
 }
 
@@ -99,7 +99,6 @@ std::vector<int> Executor::blame() const {
 }
 
 bool Executor::next_is_on_gpu() const {
-  if (running_) return running_->batch.on_gpu();
   // poll() passes the ends of plans and starts the batch behind them.
   const auto next = std::find_if_not(queue_.begin(), queue_.end(), is_end_of_plan);
   return next != queue_.end() && next->on_gpu();
@@ -107,18 +106,14 @@ bool Executor::next_is_on_gpu() const {
 
 bool Executor::has_gpu_batches_without_turns() const {
   const auto has_none = [](const Batch& batch) { return batch.on_gpu() && batch.turns == nullptr; };
-  return (running_ && has_none(running_->batch)) ||
-         std::any_of(queue_.begin(), queue_.end(), has_none);
+  return std::any_of(queue_.begin(), queue_.end(), has_none);
 }
 
 bool Executor::gpu_is_busy() const { return gpu() != nullptr && gpu()->busy(); }
 
 std::vector<Batch> Executor::take_all() {
   std::vector<Batch> batches;
-  if (running_) {
-    batches.push_back(std::move(running_->batch));
-    running_.reset();
-  }
+  running_.reset();
   for (Batch& batch : queue_) {
     if (!batch.operations.empty()) batches.push_back(std::move(batch));
   }

@@ -2,8 +2,8 @@
 // by the thread that runs the loop.
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +22,7 @@ struct Batch {
   std::uint64_t number = 0;
   std::uint32_t plan = 0;  // the epoch of its plan; 0: it was negotiated
   Tuning tuning{};         // how it runs
-  std::vector<OperationPtr> operations;
+  OperationList operations;
   // By index in `operations`: ranks that have joined and contribute no data; or empty.
   std::vector<RankRanges> absent{};
   std::unique_ptr<BatchTrace> trace = nullptr;  // nullptr: no timeline is being written
@@ -46,7 +46,7 @@ class Executor {
   Executor(std::uint32_t set, std::unique_ptr<Comm> comm, Run run);
   ~Executor();
 
-  void enqueue(Batch batch) { queue_.push_back(std::move(batch)); }
+  void enqueue(Batch&& batch) { queue_.push_back(std::move(batch)); }
   // The plan has ended with batch `last`. Returns the batch after it, if this rank has joined it.
   std::optional<Batch> end_plan(std::uint32_t plan, std::uint64_t last);
 
@@ -56,8 +56,8 @@ class Executor {
 
   // Whether poll() has made progress since the last call of this function.
   bool take_progress() { return std::exchange(progress_, false); }
-  bool idle() const { return !running_ && queue_.empty(); }
-  const Batch* running() const { return running_ ? &running_->batch : nullptr; }
+  bool idle() const { return queue_.empty(); }
+  const Batch* running() const { return running_ ? &queue_.front() : nullptr; }
   // The channel of the running batch; nullptr if no batch runs.
   const Channel* channel() const { return running_ ? &running_->channel : nullptr; }
   // The ranks of the set that the running batch waits for.
@@ -77,18 +77,18 @@ class Executor {
   std::vector<Batch> take_all();
 
  private:
+  // The first batch of the queue runs.
   struct Running {
-    Batch batch;
     Channel channel;
-    std::unique_ptr<Fiber> fiber;
+    std::optional<Fiber> fiber;
   };
-  void start(Batch batch);
+  void start();
   Channel channel_of(std::uint32_t plan, std::uint64_t number) const;
 
   const std::uint32_t set_;
   std::unique_ptr<Comm> comm_;
   const Run run_;
-  std::deque<Batch> queue_;
+  std::list<Batch, PoolAllocator<Batch>> queue_;
   std::optional<Running> running_;
   bool progress_ = false;
 };

@@ -34,7 +34,7 @@ ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, RunningTim
   switch (decision.kind) {
     case DecisionItem::Kind::kBatch:
     case DecisionItem::Kind::kJoined: {
-      std::vector<OperationPtr> operations = take_operations(decision);
+      OperationList operations = take_operations(decision);
       if (decision.kind == DecisionItem::Kind::kJoined) {
         // It runs as a batch, so that it ends after everything that was decided before.
         operations.front()->value = decision.rank;
@@ -71,15 +71,15 @@ ProcessSet::Applied ProcessSet::apply(Negotiator::Decision& decision, RunningTim
   return applied;
 }
 
-std::vector<OperationPtr> ProcessSet::take_pending() {
-  std::vector<OperationPtr> operations;
+OperationList ProcessSet::take_pending() {
+  OperationList operations;
   for (auto& [name, operation] : pending_) operations.push_back(std::move(operation));
   pending_.clear();
   return operations;
 }
 
-std::vector<OperationPtr> ProcessSet::take_operations(const Negotiator::Decision& decision) {
-  std::vector<OperationPtr> operations;
+OperationList ProcessSet::take_operations(const Negotiator::Decision& decision) {
+  OperationList operations;
   operations.reserve(decision.operations.size());
   const int rank = members_->ranks[static_cast<std::size_t>(members_->index)];
   for (std::size_t i = 0; i < decision.operations.size(); ++i) {
@@ -124,7 +124,7 @@ void ProcessSet::withdraw(const Negotiator::Decision& decision) {
   }
 }
 
-void ProcessSet::enqueue(Batch batch, RunningTime now) {
+void ProcessSet::enqueue(Batch&& batch, RunningTime now) {
   if (executor_.idle()) last_progress_ = now;
   executor_.enqueue(std::move(batch));
 }

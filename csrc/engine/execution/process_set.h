@@ -68,9 +68,9 @@ class ProcessSet {
 
   // What a decision leaves to the caller.
   struct Applied {
-    std::vector<OperationPtr> ended;  // with the status of the decision
+    OperationList ended;  // with the status of the decision
     // Of kFailAll: these did not fail with the others, and have to be submitted again.
-    std::vector<OperationPtr> again;
+    OperationList again;
     OperationPtr administrative;  // to be done at once; nullptr: none was decided
   };
   // `prepare` is called with a batch before it is enqueued.
@@ -78,7 +78,7 @@ class ProcessSet {
                 const std::function<void(Batch&)>& prepare);
 
   // The batch follows those that were enqueued before.
-  void enqueue(Batch batch, RunningTime now);
+  void enqueue(Batch&& batch, RunningTime now);
   // See Executor. A batch that is done is passed to batch_done().
   std::optional<Batch> poll() { return executor_.poll(); }
   bool take_progress() { return executor_.take_progress(); }
@@ -109,8 +109,8 @@ class ProcessSet {
   std::vector<OperationPtr> take_all();
 
  private:
-  std::vector<OperationPtr> take_pending();
-  std::vector<OperationPtr> take_operations(const Negotiator::Decision& decision);
+  OperationList take_pending();
+  OperationList take_operations(const Negotiator::Decision& decision);
   void fail_pending(Applied& applied);
   void withdraw(const Negotiator::Decision& decision);
 

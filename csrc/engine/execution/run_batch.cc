@@ -152,8 +152,7 @@ TensorOutcome make_outcome(const Comm& comm, const Operation& operation, std::si
 }
 
 // The position of a batch's tensors in a shared buffer: see Call::place.
-std::uint64_t place_of(const std::vector<OperationPtr>& operations,
-                       std::vector<std::ptrdiff_t>& to) {
+std::uint64_t place_of(std::span<const OperationPtr> operations, std::vector<std::ptrdiff_t>& to) {
   const std::shared_ptr<SharedBuffer>& buffer = operations.front()->buffer;
   if (!buffer || !buffer->shared()) return 0;
   const Signature& signature = operations.front()->signature();
@@ -192,7 +191,7 @@ EncodingError begin_state(const Operation& operation, std::size_t index,
 }
 
 // Allreduce, broadcast and reduce: all tensors of all operations form one buffer.
-Task run_fused(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
+Task run_fused(Comm& comm, std::span<const OperationPtr> operations, const char* algorithm) {
   const Signature& signature = operations.front()->signature();
   Layout layout(signature.dtype, signature.prescale, signature.wire);
   std::vector<TensorStates::Update> states;
@@ -262,7 +261,7 @@ struct Gathered {
 };
 
 // The row counts of all tensors of all ranks, in one exchange.
-Task exchange_rows(Comm& comm, const std::vector<OperationPtr>& operations,
+Task exchange_rows(Comm& comm, std::span<const OperationPtr> operations,
                    std::vector<Gathered>& tensors) {
   std::vector<std::int64_t> mine;
   for (const OperationPtr& operation : operations) {
@@ -318,7 +317,7 @@ Task gather_fused(Comm& comm, std::span<Gathered> tensors, const char* algorithm
 }
 
 // The row counts of all operations are exchanged at once, and consecutive small tensors are fused.
-Task run_allgathers(Comm& comm, std::vector<OperationPtr>& operations, const char* algorithm) {
+Task run_allgathers(Comm& comm, std::span<const OperationPtr> operations, const char* algorithm) {
   constexpr std::int64_t kMostFused = 256 << 10;  // bytes of all ranks
   std::vector<Gathered> tensors;
   co_await exchange_rows(comm, operations, tensors);
@@ -461,7 +460,7 @@ Task run_barrier(Comm& comm, const char* algorithm) {
 
 // The operations of all other kinds.
 Task run_one_by_one(Comm& comm, Batch& batch, const char* algorithm) {
-  std::vector<OperationPtr>& operations = batch.operations;
+  const std::span<const OperationPtr> operations = batch.operations;
   const OpKind kind = operations.front()->signature().op;
   static const RankRanges no_ranks;
   for (std::size_t at = 0; at < operations.size(); ++at) {

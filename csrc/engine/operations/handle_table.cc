@@ -6,15 +6,24 @@
 
 namespace horoplug {
 
-void HandleTable::add(const OperationPtr& operation) {
+void HandleTable::add(const OperationPtr& operation, Wait* wait) {
   std::lock_guard lock(mutex_);
   operation->handle = ++last_handle_;
-  operations_[operation->handle] = operation;
+  operations_.emplace(operation->handle, operation);
   last_event_.store(operation->submitted_at, std::memory_order_relaxed);
   if (operation->counts_caller) threads_.note_submission();
+  if (wait == nullptr) return;
+  operation->waiting.released = true;
+  wait->begin_locked(operation);
 }
 
-void HandleTable::finish_all(const std::vector<OperationPtr>& operations) {
+void HandleTable::keep(const OperationPtr& operation) {
+  std::lock_guard lock(mutex_);
+  operation->waiting.released = false;
+  operations_.emplace(operation->handle, operation);
+}
+
+void HandleTable::finish_all(std::span<const OperationPtr> operations) {
   std::vector<std::pair<hp_done, void*>> calls;
   {
     std::lock_guard lock(mutex_);
@@ -158,17 +167,23 @@ void HandleTable::rename(Operation& operation, IdentityPtr identity) {
   operation.identity = std::move(identity);
 }
 
-HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, Seconds timeout) : table_(table) {
+HandleTable::Wait::Wait(HandleTable& table, hp_handle handle, Seconds timeout)
+    : Wait(table, timeout) {
   std::lock_guard lock(table_.mutex_);
-  operation_ = table_.find(handle);
+  begin_locked(table_.find(handle));
+}
+
+void HandleTable::Wait::begin_locked(const OperationPtr& operation) {
+  operation_ = operation;
   ++operation_->waiting.waiters;
   again_ = operation_->waiting.left_wait_at > kLongAgo;
   thread_ = &table_.threads_.current();
-  const bool is_slice = timeout < CallerThreads::kBetweenWaits;
-  thread_->begin_wait(handle, is_slice);
+  const bool is_slice = timeout_ < CallerThreads::kBetweenWaits;
+  thread_->begin_wait(operation_->handle, is_slice);
 }
 
 HandleTable::Wait::~Wait() {
+  if (!operation_) return;  // it was refused
   // waited_for() is asked about pending operations only.
   if (done()) {
     thread_->end_wait();

@@ -18,12 +18,16 @@ namespace horoplug {
 
 class HandleTable {
  public:
-  // Gives the operation a handle.
-  void add(const OperationPtr& operation);
+  class Wait;
+  // Gives the operation a handle. `wait`: the calling thread begins to wait for it, and nobody else
+  // learns the handle, which therefore is released, unless keep() is called.
+  void add(const OperationPtr& operation, Wait* wait = nullptr);
+  // The handle of an operation that was released stays.
+  void keep(const OperationPtr& operation);
 
   // Ends operations, whose status must be set already: wakes their waiters and calls the functions
   // that were given to on_done().
-  void finish_all(const std::vector<OperationPtr>& operations);
+  void finish_all(std::span<const OperationPtr> operations);
 
   // HP_OK, HP_IN_PROGRESS or how it failed; Error(HP_INVALID_ARGUMENT) for an unknown handle.
   Status poll(hp_handle handle);
@@ -45,6 +49,8 @@ class HandleTable {
     // Throws Error(HP_INVALID_ARGUMENT) for an unknown handle. `timeout`: for how long the
     // caller is going to wait; a short wait may be one slice of a longer one. Negative: no limit.
     Wait(HandleTable& table, hp_handle handle, Seconds timeout = kForever);
+    // Begins when the operation is added.
+    Wait(HandleTable& table, Seconds timeout) : table_(table), timeout_(timeout) {}
     ~Wait();
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
@@ -57,7 +63,11 @@ class HandleTable {
     Status status() const;
 
    private:
+    friend class HandleTable;
+    void begin_locked(const OperationPtr& operation);
+
     HandleTable& table_;
+    const Seconds timeout_;
     OperationPtr operation_;
     CallerThreads::Thread* thread_ = nullptr;
     bool again_ = false;

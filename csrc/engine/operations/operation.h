@@ -107,5 +107,6 @@ struct Operation {
 };
 
 using OperationPtr = std::shared_ptr<Operation>;
+using OperationList = InlineVector<OperationPtr>;  // of a batch: most have one operation
 
 }  // namespace horoplug

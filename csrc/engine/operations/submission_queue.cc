@@ -25,10 +25,11 @@ Status SubmissionQueue::submit(std::span<const OperationPtr> operations) {
   return refused;
 }
 
-void SubmissionQueue::submit_and_run(const OperationPtr& operation) {
+// Only the calling thread has to see that there is a request.
+void SubmissionQueue::submit_and_run(const OperationPtr& operation, HandleTable::Wait& wait) {
   std::lock_guard lock(mutex_);
-  admit(operation);
-  requests_waiting_.store(true);
+  admit(operation, &wait);
+  requests_waiting_.store(true, std::memory_order_relaxed);
 }
 
 void SubmissionQueue::announce() {
@@ -72,7 +73,7 @@ std::string SubmissionQueue::next_name(const Operation& operation) {
 }
 
 // Under the lock. Throws Error if the operation cannot be submitted now.
-void SubmissionQueue::admit(const OperationPtr& operation) {
+void SubmissionQueue::admit(const OperationPtr& operation, HandleTable::Wait* wait) {
   const auto refuse = [&](hp_status code, const std::string& why) {
     throw Error(code, operation->describe() + " cannot run: " + why);
   };
@@ -106,7 +107,7 @@ void SubmissionQueue::admit(const OperationPtr& operation) {
   operation->submitted_at = steady_now();
   if (++in_flight_ == 1) active_since_ = operation->submitted_at;
   is_urgent_ |= is_point_to_point(kind);
-  handles_.add(operation);
+  handles_.add(operation, wait);
   queue_.push_back(operation);
 }
 
@@ -123,9 +124,10 @@ bool SubmissionQueue::take(bool starting, Requests& requests) {
   if (!holds_any()) return false;
   requests.operations.clear();
   std::lock_guard lock(mutex_);
-  requests_waiting_.store(false);
+  // Whoever sets these flags has had the lock, or does so because of what was queued under it.
+  requests_waiting_.store(false, std::memory_order_relaxed);
   if (starting && !abort_requested_ && !leave_requested_) return false;
-  submissions_waiting_.store(false);
+  submissions_waiting_.store(false, std::memory_order_relaxed);
   is_urgent_ = false;
   requests.operations.swap(queue_);
   requests.abort_reason = std::exchange(abort_requested_, std::nullopt);
@@ -196,7 +198,8 @@ void SubmissionQueue::count_ended(std::size_t operations) {
   if (in_flight_ == 0) active_time_ += steady_now() - active_since_;
 }
 
-void SubmissionQueue::begin_again(std::uint32_t set, std::vector<OperationPtr> later) {
+void SubmissionQueue::begin_again(std::uint32_t set, std::span<const OperationPtr> again) {
+  std::vector<OperationPtr> later(again.begin(), again.end());
   std::lock_guard lock(mutex_);
   restart_numbering_locked(set);
   const auto by_submission = [](const auto& a, const auto& b) { return a->handle < b->handle; };

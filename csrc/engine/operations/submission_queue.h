@@ -34,9 +34,9 @@ class SubmissionQueue {
   // Gives operations names, if they have none, and handles, and queues them: all up to the first
   // one that is refused. Returns why that one is.
   Status submit(std::span<const OperationPtr> operations);
-  // The same for a caller that holds the progress loop and runs it next: it wakes nobody. Throws
-  // Error if the operation is refused.
-  void submit_and_run(const OperationPtr& operation);
+  // The same for a caller that holds the progress loop and runs it next, until `wait` is over: it
+  // wakes nobody. Throws Error if the operation is refused.
+  void submit_and_run(const OperationPtr& operation, HandleTable::Wait& wait);
   // A caller waits for what has been submitted: wakes the loop if it has not seen that yet.
   void announce();
   // This rank leaves. Nothing is admitted any more.
@@ -85,9 +85,9 @@ class SubmissionQueue {
   void forget(std::span<const OperationPtr> operations);
   // All collective operations of this set have failed, on all ranks, except those that were
   // submitted later: the numbering of operations without a name, which may have been counted
-  // differently on the ranks, begins again with these. Queues `later` before all others; it has
+  // differently on the ranks, begins again with `again`. Queues these before all others; they have
   // been taken from the queue before.
-  void begin_again(std::uint32_t set, std::vector<OperationPtr> later);
+  void begin_again(std::uint32_t set, std::span<const OperationPtr> again);
   // Takes everything that has not been taken. The queue is closed.
   std::vector<OperationPtr> drain();
 
@@ -98,7 +98,7 @@ class SubmissionQueue {
     NameSet in_flight;
   };
 
-  void admit(const OperationPtr& operation);
+  void admit(const OperationPtr& operation, HandleTable::Wait* wait = nullptr);
   void count_ended(std::size_t operations);
   std::string next_name(const Operation& operation);
   bool has_enough();

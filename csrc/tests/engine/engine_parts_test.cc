@@ -223,7 +223,7 @@ TEST_CASE("completion names the operation in a failure and frees its name") {
   const OperationPtr b = make_test_operation("b");
   feed(rank, a);
   feed(rank, b);
-  rank.completion.end({a, b}, {HP_ABORTED, "allreduce 'a' has made no progress"});
+  rank.completion.end(OperationList{a, b}, {HP_ABORTED, "allreduce 'a' has made no progress"});
   CHECK(a->status.message == "allreduce 'a' has made no progress");
   CHECK(mentions(b->status, {"allreduce 'b' failed: ", "no progress"}));
   CHECK(rank.handles.poll(b->handle).code == HP_ABORTED);

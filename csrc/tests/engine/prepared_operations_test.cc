@@ -109,6 +109,29 @@ TEST_CASE("results that the engine has allocated stay behind the handle of a sta
   hp_prepared_free(prepared);
 }
 
+TEST_CASE("a start that does not end in time gives a handle, under which it goes on") {
+  const OneRank rank;
+  Submission receive("receive", HP_RECV), send("send", HP_SEND);
+  hp_prepared* prepared = nullptr;
+  REQUIRE(hp_prepare(rank.engine, &receive.given, &prepared) == HP_OK);
+  std::array<float, 2> from{1, 2}, to{};
+  const void* const inputs[] = {to.data()};
+  void* const outputs[] = {to.data()};
+  const hp_instance instance = instance_of(prepared, inputs, outputs);
+  hp_handle handle = 0, sent = 0;
+  CHECK(hp_start_and_wait(rank.engine, &instance, 0.01, &handle) == HP_IN_PROGRESS);
+  REQUIRE(handle != 0);
+  CHECK(hp_poll(rank.engine, handle) == HP_IN_PROGRESS);
+  send.tensors[0].input = send.tensors[0].output = from.data();
+  CHECK(hp_perform(rank.engine, &send.given, 60, &sent) == HP_OK);
+  CHECK(hp_wait(rank.engine, handle, 60) == HP_OK);
+  CHECK(to == from);
+  CHECK(hp_release(rank.engine, handle) == HP_OK);
+  CHECK(hp_poll(rank.engine, handle) == HP_INVALID_ARGUMENT);
+  CHECK(hp_release(rank.engine, sent) == HP_OK);
+  hp_prepared_free(prepared);
+}
+
 TEST_CASE("starts of several prepared operations end before the first one that is refused") {
   const OneRank rank;
   constexpr int kTensors = 11;  // more than fit on the stack

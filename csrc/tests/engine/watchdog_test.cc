@@ -326,7 +326,7 @@ TEST_CASE("a thread that has submitted is busy while it does not wait") {
   CHECK(submitted.busy_later() == 1);
   auto wait = submitted.wait(kForever);
   CHECK(submitted.busy_later() == 0);
-  submitted.handles.finish_all({submitted.operation});
+  submitted.handles.finish_all({&submitted.operation, 1});
   wait.reset();
   CHECK(submitted.handles.busy_threads(steady_now()) == 1);
 }

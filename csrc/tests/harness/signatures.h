@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ inline Signature signature_of(OpKind op = OpKind::kAllreduce, std::int64_t eleme
 }
 
 // The names of operations.
-inline std::vector<std::string> names_of(const std::vector<IdentityPtr>& operations) {
+inline std::vector<std::string> names_of(std::span<const IdentityPtr> operations) {
   std::vector<std::string> names;
   for (const IdentityPtr& operation : operations) names.push_back(operation->name);
   return names;

@@ -24,7 +24,7 @@ struct Queue {
   }
   void finish(const OperationPtr& operation) {
     submissions.forget({&operation, 1});
-    handles.finish_all({operation});
+    handles.finish_all({&operation, 1});
   }
 
   Doorbell doorbell;
