@@ -134,17 +134,25 @@ class DirectFunction:
         tensor_type: type,
         exchange: Any,
         empty_like: Callable[[Any], Any] | None,
+        empty: Callable[[Any, tuple[int, ...]], Any],
         failed: Callable[[Error], None],
+        collect: Callable[[Engine, int, Any, Any], Any] | None,
         prefix: str,
         operation: int,
         reductions: int,
         blocks: bool,
+        has_root: bool,
+        rows: int,
         /,
     ) -> None:
         """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
-        protocol. ``empty_like`` makes the output; None: the tensor is overwritten. ``failed(error)`` raises an
-        exception. ``prefix`` begins the names of the operations. ``reductions``: the bits of those of usual calls.
-        ``blocks``: whether it waits for the operation; otherwise it returns a handle."""
+        protocol. ``empty_like(tensor)`` makes the output; None: the tensor is overwritten. ``empty(tensor, shape)``
+        makes one of another shape. ``failed(error)`` raises an exception. ``collect(engine, handle, tensor, output)``
+        makes the result of memory that the core has allocated, or returns the output; None: the result is always in
+        the output. ``prefix`` begins the names of the operations. ``reductions``: the bits of those of usual calls.
+        ``blocks``: whether it waits for the operation; otherwise it returns a handle. ``has_root``: whether a root is
+        given. ``rows`` of the output, if all ranks give as many: 0: those of the input, 1: those of all ranks, 2: a
+        part."""
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
 

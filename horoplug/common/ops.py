@@ -9,6 +9,7 @@ An operation on a GPU is done when its work is enqueued on the core's stream; th
 """
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from horoplug.common import dtypes
 from horoplug.common.arguments import checked
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
-from horoplug.common.opspec import BY_NAME, Call, OpSpec, Output
+from horoplug.common.opspec import Call, OpSpec, Output
 from horoplug.common.partition import Part, join_parts, split_group
 from horoplug.common.reduce_ops import Average, Max, Min, Product, Sum
 from horoplug.common.status import exception
@@ -81,6 +82,7 @@ class Direct(NamedTuple):
     tensor_type: type  # of tensors with the buffer protocol, or with:
     exchange: Any  # DLPack's __dlpack_c_exchange_api__; None: the buffer protocol
     empty_like: Any  # makes a tensor for a result
+    empty: Any  # (tensor, shape): the same, for one of another shape
 
 
 class DocumentedAdapter(Adapter, Protocol):
@@ -321,13 +323,32 @@ def perform(
     return output
 
 
+class Usual(NamedTuple):
+    """What the calls of an operation have in common that the core performs without Python."""
+
+    reductions: Sequence[int] = ()
+    has_root: bool = False
+    rows: int = 0  # of the output: see DirectFunction
+
+
+_REDUCTIONS = (Average, Sum, Min, Max, Product)
+_USUAL = {
+    "allreduce": Usual(_REDUCTIONS),
+    "allgather": Usual(rows=1),
+    "broadcast": Usual(has_root=True),
+    "alltoall": Usual(),
+    "reducescatter": Usual((Average, Sum), rows=2),
+    "reduce": Usual(_REDUCTIONS, has_root=True),
+}
+
+
 def direct(
     adapter: DocumentedAdapter, spec: OpSpec, in_place: bool, blocking: bool, function: Any
 ) -> DirectFunction | None:
     """A callable that does the same as a public function on one tensor, by one call of the core in the usual case. None
     if there is none."""
-    how = adapter.direct
-    if how is None or spec is not BY_NAME["allreduce"]:
+    how, usual = adapter.direct, _USUAL.get(spec.name)
+    if how is None or usual is None or not (blocking or spec.caller_allocates):
         return None
     return DirectFunction(
         function,
@@ -335,12 +356,29 @@ def direct(
         how.tensor_type,
         how.exchange,
         None if in_place else how.empty_like,
+        how.empty,
         _fail,
+        None if spec.caller_allocates else functools.partial(_collect, adapter),
         f"{spec.name}.",
         spec.code,
-        sum(1 << op for op in (Average, Sum, Min, Max, Product)),
+        sum(1 << op for op in usual.reductions),
         blocking,
+        usual.has_root,
+        usual.rows,
     )
+
+
+def _collect(
+    adapter: Adapter, engine: Engine, handle: int, tensor: Tensor, output: Tensor
+) -> Tensor:
+    """The result of an operation that is done: ``output``, unless the core has allocated memory for it."""
+    try:
+        result = engine.result(handle, 0, 0)
+    except Error as error:
+        raise exception(error) from None
+    if result.memory is None:
+        return output
+    return adapter.from_memory(result.memory, tensor, (result.rows, *tensor.shape[1:]))
 
 
 def _fail(error: Error) -> None:

@@ -58,7 +58,9 @@ class NumpyAdapter:
         make="np.array",
     )
     compression = None
-    direct = Direct(np.ndarray, None, np.empty_like)
+    direct = Direct(
+        np.ndarray, None, np.empty_like, lambda like, shape: np.empty(shape, like.dtype)
+    )
 
     def describe(self, tensor: Any, in_place: bool) -> tuple[Any, int, int, tuple[int, ...], int]:
         if type(tensor) is not np.ndarray:

@@ -31,7 +31,12 @@ class TorchAdapter:
     )
     compression = Compression.none
     direct = (
-        Direct(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__, torch.empty_like)
+        Direct(
+            torch.Tensor,
+            torch.Tensor.__dlpack_c_exchange_api__,
+            torch.empty_like,
+            torch.Tensor.new_empty,
+        )
         if hasattr(torch.Tensor, "__dlpack_c_exchange_api__")  # PyTorch 2.10 and newer
         else None
     )

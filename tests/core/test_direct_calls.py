@@ -76,6 +76,88 @@ def test_usual_calls_go_to_the_core(ranks):
     ranks.run(check_usual_calls)
 
 
+OTHERS = {
+    name: direct(NumpyAdapter(), BY_NAME[name], False, True, in_python)
+    for name in ("allgather", "broadcast", "alltoall", "reducescatter", "reduce")
+}
+BROADCAST_IN_PLACE = direct(NumpyAdapter(), BY_NAME["broadcast"], True, True, in_python)
+
+
+def check_other_operations():
+    size, rank = hvd.size(), hvd.rank()
+    x = np.arange(6 * size, dtype="i4").reshape(2 * size, 3) + 100 * rank
+    every = np.stack([x - 100 * (rank - each) for each in range(size)])
+    part = slice(2 * rank, 2 * rank + 2)
+    for options in ({}, {"name": "again"}, {"name": "again"}):
+        gathered = OTHERS["allgather"](x, **options)
+        assert gathered.tolist() == np.concatenate(every).tolist()
+        received = OTHERS["alltoall"](x, **options)
+        assert received.tolist() == np.concatenate(every[:, part]).tolist()
+        scattered = OTHERS["reducescatter"](x, op=hvd.Sum, **options)
+        assert scattered.tolist() == every.sum(0)[part].tolist()
+        averaged = OTHERS["reducescatter"](x.astype("f4"), **options)
+        assert averaged.tolist() == every.mean(0)[part].tolist()
+        for root in range(size):
+            assert OTHERS["broadcast"](x, root, **options).tolist() == every[root].tolist()
+            reduced = OTHERS["reduce"](x, root_rank=root, op=hvd.Max, **options)
+            assert reduced.tolist() == (every.max(0) if root == rank else x).tolist()
+    y = x.copy()
+    assert BROADCAST_IN_PLACE(y, root_rank=size - 1) is y
+    assert y.tolist() == every[size - 1].tolist()
+    # The core allocates the result if the ranks give different numbers of rows.
+    mine = [np.full((each + 1, 2), each, "f8") for each in range(size)]
+    for _ in range(2):
+        gathered = OTHERS["allgather"](mine[rank], name="rows")
+        assert gathered.tolist() == np.concatenate(mine).tolist()
+        sent = np.full(((rank + 1) * size, 2), rank, "i2")
+        received = OTHERS["alltoall"](sent, name="parts")
+        assert received.tolist() == np.concatenate(mine).astype("i2").tolist()
+    # The first ranks get one row more.
+    rest = OTHERS["reducescatter"](np.arange(2 * size + 1), op=hvd.Sum)
+    first = 2 * rank + min(rank, 1)
+    assert rest.tolist() == [size * i for i in range(first, first + 2 + (rank == 0))]
+    if size > 1:
+        refused(ValueError, "not a multiple of", lambda: OTHERS["alltoall"](np.ones(size + 1)))
+    refused(ValueError, "root rank 7 does not exist", lambda: OTHERS["broadcast"](x, 7))
+
+
+def check_unusual_calls_of_other_operations():
+    x = np.ones((2 * hvd.size(), 3))
+    for name in ("broadcast", "reduce"):
+        function = OTHERS[name]
+        for root in (True, Number(0), -1, 2**40, 2**80, 0.0, None, "0"):
+            assert function(x, root) == function(x, root_rank=root) == "in Python", root
+        for call in (
+            lambda f=function: f(x),
+            lambda f=function: f(x, name="a"),
+            lambda f=function: f(x, 0, root_rank=0),
+            lambda f=function: f(x, 0, 0),
+        ):
+            assert call() == "in Python"
+    assert (
+        OTHERS["broadcast"](x, 0, op=hvd.Sum) == OTHERS["allgather"](x, op=hvd.Sum) == "in Python"
+    )
+    for name in ("allgather", "alltoall", "reducescatter"):
+        function = OTHERS[name]
+        assert (
+            function(np.array(1.0)) == function(x, None) == function(x, root_rank=0) == "in Python"
+        )
+    assert OTHERS["alltoall"](x, splits=None) == "in Python"
+    assert (
+        OTHERS["reducescatter"](x, op=hvd.Max) == OTHERS["reduce"](x, 0, op=Adasum) == "in Python"
+    )
+    for name in OTHERS:
+        is_one = isinstance(getattr(hvd, name), type(IN_PLACE))
+        assert is_one, name
+        started = getattr(hvd, f"{name}_async")
+        assert isinstance(started, type(IN_PLACE)) == (name in ("broadcast", "reduce")), name
+
+
+def test_usual_calls_of_other_operations_go_to_the_core(ranks):
+    ranks.run(check_other_operations)
+    ranks.run(check_unusual_calls_of_other_operations)
+
+
 def check_started_operations():
     size = hvd.size()
     x = np.ones(5, "f4")
@@ -171,9 +253,30 @@ def check_random_calls(number):
             options["op"] = draw.choice([hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average])
         if draw.random() < 0.7:
             options["name"] = f"{draw.randint(0, 5)}"
-        function = draw.choice([hvd.allreduce, hvd.allreduce_, hvd.allreduce_async])
+        function = draw.choice(
+            [
+                *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allgather, hvd.alltoall),
+                *(
+                    hvd.broadcast,
+                    hvd.broadcast_,
+                    hvd.broadcast_async,
+                    hvd.reduce,
+                    hvd.reducescatter,
+                ),
+            ]
+        )
+        if "broadcast" in function.__name__ or function is hvd.reduce:
+            options["root_rank"] = draw.randint(0, hvd.size())
+        if "reduce" not in function.__name__:
+            options.pop("op", None)
+        if function is hvd.allgather and draw.random() < 0.5:
+            x = (
+                np.repeat(x, draw.choices(range(3), k=hvd.size())[hvd.rank()], axis=0)
+                if x.ndim
+                else x
+            )
         results = [outcome(each, x.copy(), options) for each in (function, function.__wrapped__)]
-        assert results[0] == results[1], (number, index, x, options)
+        assert results[0] == results[1], (number, index, function, x, options)
 
 
 def outcome(function, x, options):
@@ -246,8 +349,28 @@ def check_late_rank(folder):
         assert not context.operations
 
 
+def check_late_rank_with_rows(folder):
+    """The core allocates the result of a rank that waits for long, or writes it to the output."""
+    for differ in (0, 1):
+        waits = folder / f"{differ}"
+
+        def note(file=waits):
+            until(lambda: context.operations)
+            file.touch()
+
+        if hvd.rank() > 0:
+            until(waits.exists)
+        rows = [np.full(1 + differ * rank, rank) for rank in range(hvd.size())]
+        notes = once_this_thread_waits(note) if hvd.rank() == 0 < hvd.size() - 1 else nullcontext()
+        with notes:
+            result = OTHERS["allgather"](rows[hvd.rank()], name="late")
+        assert result.tolist() == np.concatenate(rows).tolist()
+        assert not context.operations
+
+
 def test_call_goes_on_while_another_rank_is_late(ranks, tmp_path):
     ranks.run(check_late_rank, tmp_path)
+    ranks.run(check_late_rank_with_rows, tmp_path)
 
 
 def check_interrupt():

@@ -59,8 +59,37 @@ def check_usual_calls():
         assert INTO_NEW(torch.ones(3), op=hvd.Sum).tolist() == [size] * 3
 
 
+OTHERS = {
+    name: direct(ADAPTER, BY_NAME[name], False, True, in_python)
+    for name in ("allgather", "broadcast", "alltoall", "reducescatter", "reduce")
+}
+
+
+def check_other_operations():
+    size, rank = hvd.size(), hvd.rank()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        x = torch.arange(6 * size).reshape(2 * size, 3).to(dtype) + rank
+        every = torch.stack([x - rank + each for each in range(size)])
+        part = slice(2 * rank, 2 * rank + 2)
+        assert OTHERS["allgather"](x, name="x").equal(every.reshape(-1, 3))
+        assert OTHERS["alltoall"](x, name="x").equal(every[:, part].reshape(-1, 3))
+        assert OTHERS["reducescatter"](x, op=hvd.Sum).equal(every.sum(0).to(dtype)[part])
+        assert OTHERS["broadcast"](x, size - 1).equal(every[size - 1])
+        reduced = OTHERS["reduce"](x, root_rank=0, op=hvd.Min)
+        assert reduced.equal(every[0] if rank == 0 else x)
+        rows = [torch.full((each + 1, 2), each).to(dtype) for each in range(size)]
+        assert OTHERS["allgather"](rows[rank]).equal(torch.cat(rows))
+    leaf = torch.ones(2 * size, requires_grad=True)
+    for name, function in OTHERS.items():
+        roots = (0,) if name in ("broadcast", "reduce") else ()
+        assert function(leaf, *roots) == "in Python"
+        if roots == ():
+            assert function(torch.tensor(1.0)) == "in Python"
+
+
 def test_usual_calls_go_to_the_core(ranks):
     ranks.run(check_usual_calls)
+    ranks.run(check_other_operations)
 
 
 def check_unusual_calls():
@@ -102,9 +131,18 @@ def check_random_calls(number):
         options = {"op": draw.choice([hvd.Sum, hvd.Min, hvd.Max, hvd.Average])}
         if draw.random() < 0.7:
             options["name"] = f"{index}"
-        function = draw.choice([hvd.allreduce, hvd.allreduce_])
+        function = draw.choice(
+            [
+                *(hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.broadcast),
+                *(hvd.broadcast_, hvd.reduce, hvd.reducescatter),
+            ]
+        )
+        if "broadcast" in function.__name__ or function is hvd.reduce:
+            options["root_rank"] = draw.randint(0, hvd.size())
+        if "reduce" not in function.__name__:
+            options.pop("op")
         results = [outcome(each, x.clone(), options) for each in (function, function.__wrapped__)]
-        assert results[0] == results[1], (number, index, x, options)
+        assert results[0] == results[1], (number, index, function, x, options)
 
 
 def outcome(function, x, options):

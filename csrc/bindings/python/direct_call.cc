@@ -6,19 +6,22 @@
 // says what is wrong with a call. A call is usual if
 //
 //   - the engine runs, and no operation of this name is in flight for all the program knows;
-//   - the only argument by position is the tensor, and the others are `name` (a string of at most
-//     kLongestName bytes) and `op` (an int; not Adasum), or none;
+//   - the arguments by position are the tensor and, if the operation has one, the root; the others
+//     are `name` (a string of at most kLongestName bytes), `op` (an int; not Adasum) and
+//     `root_rank` (an int), or none;
 //   - the tensor is of the class itself, not of a subclass, and in host memory; it has elements,
 //     which lie there as they are, in row-major order, and are integers or floating-point numbers;
-//     it is writable if it is overwritten;
+//     it is writable if it is overwritten, and not a scalar if its rows are distributed;
 //   - nothing differentiates the operation: it overwrites the tensor, or that needs no gradient.
 #include "direct_call.h"
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "direct_operation.h"
 #include "direct_tensor.h"
@@ -60,11 +63,20 @@ constexpr std::size_t kLongestName = 200;
 struct Names {
   PyObject* name = PyUnicode_InternFromString("name");
   PyObject* op = PyUnicode_InternFromString("op");
+  PyObject* root_rank = PyUnicode_InternFromString("root_rank");
   PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
 };
 const Names* names = nullptr;
 
 // ---- the type ----
+
+// The rows (first dimension) of an output, if every rank gives as many rows as this one. The core
+// then writes the result there; otherwise it allocates memory for it.
+enum class Rows : int {
+  kSame,  // as many as the input has
+  kAll,   // those of all ranks
+  kPart,  // an even part of the input's; the first ranks get one more if some are left
+};
 
 struct DirectFunction {
   PyObject head;
@@ -76,26 +88,33 @@ struct DirectFunction {
   PyObject* tensor_type;  // of the tensors of usual calls
   PyObject* exchange;     // None: its tensors have the buffer protocol; else a capsule of DLPack
   PyObject* empty_like;   // makes the output; None: it is the tensor
+  PyObject* empty;        // (tensor, shape): makes an output of another shape
   PyObject* failed;       // (error): raises the exception
-  PyObject* prefix;       // of the names of operations, such as "allreduce."
-  PyObject* named;        // the operations by the names that callers have given; None: no name
+  // (engine, handle, tensor, output): makes the result of memory of the core, or returns the
+  // output; None: the result is always in the output
+  PyObject* collect;
+  PyObject* prefix;  // of the names of operations, such as "allreduce."
+  PyObject* named;   // the operations by the names that callers have given; None: no name
   const DirectCalls* shared;
   TensorKind kind;
   int blocks;  // 0: it returns a handle
+  int has_root;
+  Rows rows;
   std::int32_t operation;
   std::uint32_t reductions;  // the bits of those of usual calls
 
   static constexpr auto references() {
     using Self = DirectFunction;
-    return std::array{&Self::dict,        &Self::python,   &Self::calls,
-                      &Self::tensor_type, &Self::exchange, &Self::empty_like,
-                      &Self::failed,      &Self::prefix,   &Self::named};
+    return std::array{&Self::dict,     &Self::python,     &Self::calls, &Self::tensor_type,
+                      &Self::exchange, &Self::empty_like, &Self::empty, &Self::failed,
+                      &Self::collect,  &Self::prefix,     &Self::named};
   }
 };
 
 // The options of a usual call.
 struct Options {
   std::int32_t reduction = HP_AVERAGE;
+  std::int32_t root = -1;    // -1: none is given
   PyObject* name = nullptr;  // borrowed
 };
 
@@ -120,6 +139,15 @@ bool take_reduction(const DirectFunction& self, PyObject* given, Options& option
   return true;
 }
 
+bool take_root(PyObject* given, Options& options) {
+  if (!PyLong_CheckExact(given) || options.root >= 0) return false;
+  int overflow = 0;
+  const long value = PyLong_AsLongAndOverflow(given, &overflow);
+  if (value < 0 || value > std::numeric_limits<std::int32_t>::max()) return false;
+  options.root = static_cast<std::int32_t>(value);
+  return true;
+}
+
 bool take_options(const DirectFunction& self, PyObject* const* values, PyObject* keywords,
                   Options& options) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
@@ -128,11 +156,13 @@ bool take_options(const DirectFunction& self, PyObject* const* values, PyObject*
     if (keyword == names->name) {
       if (!PyUnicode_CheckExact(values[i])) return false;
       options.name = values[i];
+    } else if (keyword == names->root_rank && self.has_root != 0) {
+      if (!take_root(values[i], options)) return false;
     } else if (keyword != names->op || !take_reduction(self, values[i], options)) {
       return false;
     }
   }
-  return true;
+  return self.has_root == 0 || options.root >= 0;
 }
 
 struct UsualCall {
@@ -178,18 +208,41 @@ bool find_operation(UsualCall& call) {
   return !has_name || !self.shared->has_fresh() || !self.shared->is_fresh(call.key());
 }
 
-// Whether it is a usual one. close() follows in either case.
-bool open(UsualCall& call, PyObject* const* values, PyObject* keywords) {
+// A new reference; nullptr with an exception.
+PyObject* make_output(const UsualCall& call) {
   const DirectFunction& self = call.self;
-  if (!take_options(self, values + 1, keywords, call.options)) return false;
+  const TensorView& input = call.input;
+  if (self.rows == Rows::kSame) return PyObject_CallOneArg(self.empty_like, call.tensor);
+  const std::int64_t size = call.engine.size(), given = input.shape[0];
+  const std::int64_t rows = self.rows == Rows::kAll
+                                ? given * size
+                                : given / size + (call.engine.rank() < given % size ? 1 : 0);
+  PyObject* const shape = PyTuple_New(input.ndim);
+  for (std::int32_t i = 0; shape != nullptr && i < input.ndim; ++i) {
+    PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(i == 0 ? rows : input.shape[i]));
+  }
+  PyObject* const output =
+      PyErr_Occurred() == nullptr
+          ? PyObject_CallFunctionObjArgs(self.empty, call.tensor, shape, nullptr)
+          : nullptr;
+  Py_XDECREF(shape);
+  return output;
+}
+
+// Whether it is a usual one. `given`: the number of arguments by position. close() follows in
+// either case.
+bool open(UsualCall& call, PyObject* const* values, Py_ssize_t given, PyObject* keywords) {
+  const DirectFunction& self = call.self;
+  if (given == 2 && !take_root(values[1], call.options)) return false;
+  if (!take_options(self, values + given, keywords, call.options)) return false;
   const bool in_place = self.empty_like == Py_None;
   if (self.kind.api != nullptr && !in_place &&
       !is_false(PyObject_GetAttr(call.tensor, names->requires_grad))) {
     return false;
   }
   if (!open(self.kind, call.tensor, in_place, call.input)) return false;
-  call.output =
-      in_place ? Py_NewRef(call.tensor) : PyObject_CallOneArg(self.empty_like, call.tensor);
+  if (self.collect != Py_None && call.input.ndim == 0) return false;
+  call.output = in_place ? Py_NewRef(call.tensor) : make_output(call);
   if (call.output == nullptr) return false;
   if (!in_place && !open(self.kind, call.output, true, call.made)) return false;
 
@@ -200,6 +253,7 @@ bool open(UsualCall& call, PyObject* const* values, PyObject* keywords) {
   submission.op = self.operation;
   submission.dtype = input.dtype;
   submission.reduce_op = call.options.reduction;
+  submission.root = std::max(call.options.root, 0);
   submission.device = -1;
   submission.prescale = submission.postscale = 1.0;
   submission.tensors = &call.described;
@@ -221,11 +275,14 @@ PyObject* fail(const UsualCall& call, hp_status status) {
   return PyObject_CallOneArg(call.self.failed, error.ptr());
 }
 
+DirectStart start_of(const UsualCall& call) {
+  const DirectFunction& self = call.self;
+  return {self.calls, call.engine_object, self.failed, self.collect, call.tensor, call.output};
+}
+
 // An operation that is in flight when the core returns: from now on its tensors are kept.
 PyObject* track(const UsualCall& call, hp_handle handle) {
-  const DirectFunction& self = call.self;
-  const DirectStart start{self.calls, call.engine_object, self.failed, call.tensor, call.output};
-  return track_operation(*self.shared, start, handle, call.key());
+  return track_operation(*call.self.shared, start_of(call), handle, call.key());
 }
 
 // Calls start(instance) with the tensor of a call.
@@ -259,9 +316,11 @@ PyObject* perform(const UsualCall& call) {
     if (handle != 0) hp_release(call.engine.get(), handle);
     return exception;
   }
-  if (handle != 0) hp_release(call.engine.get(), handle);
   call.self.shared->waited();
-  return Py_NewRef(call.output);
+  if (handle == 0) return Py_NewRef(call.output);
+  PyObject* const result = result_of(start_of(call), handle);
+  hp_release(call.engine.get(), handle);
+  return result;
 }
 
 // The handle of an operation that is started; on a failure, the exception.
@@ -282,12 +341,14 @@ PyObject* start(const UsualCall& call) {
 PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyObject* keywords) {
   const auto& self = *reinterpret_cast<const DirectFunction*>(object);
 #ifndef Py_GIL_DISABLED  // the parts that functions share have no lock
-  if (PyVectorcall_NARGS(count) == 1 && self.shared->engine() != nullptr) {
+  const Py_ssize_t given = PyVectorcall_NARGS(count);
+  const bool may_be_usual = given == 1 || (given == 2 && self.has_root != 0);
+  if (may_be_usual && self.shared->engine() != nullptr) {
     UsualCall usual(self, values[0]);
     PyObject* result = nullptr;
     bool is_usual = false;
     try {
-      is_usual = open(usual, values, keywords);
+      is_usual = open(usual, values, given, keywords);
       if (is_usual) result = self.blocks != 0 ? perform(usual) : start(usual);
     } catch (py::error_already_set& error) {
       error.restore();
@@ -304,11 +365,13 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
 // ---- what every type needs ----
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *python, *calls, *tensor_type, *exchange, *empty_like, *failed, *prefix;
-  int operation = 0, blocks = 0;
+  PyObject *python, *calls, *tensor_type, *exchange, *empty_like, *empty, *failed, *collect,
+      *prefix;
+  int operation = 0, blocks = 0, has_root = 0, rows = 0;
   unsigned int reductions = 0;
-  if (PyArg_ParseTuple(args, "OOO!OOOUiIp", &python, &calls, &PyType_Type, &tensor_type, &exchange,
-                       &empty_like, &failed, &prefix, &operation, &reductions, &blocks) == 0) {
+  if (PyArg_ParseTuple(args, "OOO!OOOOOUiIppi", &python, &calls, &PyType_Type, &tensor_type,
+                       &exchange, &empty_like, &empty, &failed, &collect, &prefix, &operation,
+                       &reductions, &blocks, &has_root, &rows) == 0) {
     return nullptr;
   }
   const DlExchange* api = nullptr;
@@ -329,7 +392,9 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   self->tensor_type = Py_NewRef(tensor_type);
   self->exchange = Py_NewRef(exchange);
   self->empty_like = Py_NewRef(empty_like);
+  self->empty = Py_NewRef(empty);
   self->failed = Py_NewRef(failed);
+  self->collect = Py_NewRef(collect);
   self->prefix = Py_NewRef(prefix);
   self->named = PyDict_New();
   if (self->named == nullptr) {
@@ -340,6 +405,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   auto* const of = reinterpret_cast<PyTypeObject*>(tensor_type);
   self->kind = {of, api, api == nullptr && has_known_structure(of)};
   self->blocks = blocks;
+  self->has_root = has_root;
+  self->rows = static_cast<Rows>(rows);
   self->operation = operation;
   self->reductions = reductions;
   return reinterpret_cast<PyObject*>(self);

@@ -17,16 +17,19 @@ struct DirectOperation {
   PyObject* engine;  // keeps `running`
   PyObject* input;   // which the core reads
   PyObject* output;
-  PyObject* failed;  // (error): raises the exception
-  PyObject* number;  // the handle of the user
+  PyObject* failed;   // (error): raises the exception
+  PyObject* collect;  // see DirectStart
+  PyObject* number;   // the handle of the user
   const DirectCalls* shared;
   Engine* running;
   hp_handle handle;
 
   static constexpr auto references() {
-    return std::array{&DirectOperation::calls,  &DirectOperation::engine, &DirectOperation::input,
-                      &DirectOperation::output, &DirectOperation::failed, &DirectOperation::number};
+    using Self = DirectOperation;
+    return std::array{&Self::calls,  &Self::engine,  &Self::input, &Self::output,
+                      &Self::failed, &Self::collect, &Self::number};
   }
+  DirectStart start() const { return {calls, engine, failed, collect, input, output}; }
 };
 
 PyTypeObject* operation_type = nullptr;
@@ -71,13 +74,25 @@ PyType_Spec operation_spec = {
 
 }  // namespace
 
+PyObject* result_of(const DirectStart& start, hp_handle handle) {
+  if (start.collect == Py_None) return Py_NewRef(start.output);
+  PyObject* const number = PyLong_FromLongLong(handle);
+  if (number == nullptr) return nullptr;
+  PyObject* const result = PyObject_CallFunctionObjArgs(start.collect, start.engine, number,
+                                                        start.input, start.output, nullptr);
+  Py_DECREF(number);
+  return result;
+}
+
 PyObject* wait_for(PyObject* object) {
   const DirectOperation& self = self_of<DirectOperation>(object);
   const py::object kept = py::reinterpret_borrow<py::object>(object);
   try {
     self.running->wait(self.handle, -1);
+    PyObject* const result = result_of(self.start(), self.handle);
+    const py::error_scope kept_error;  // of result_of()
     forget(self);
-    return Py_NewRef(self.output);
+    return result;
   } catch (py::error_already_set& error) {
     if (!is_core_error(error)) {  // such as an interrupt: the operation is still in flight
       error.restore();
@@ -103,6 +118,7 @@ PyObject* track_operation(const DirectCalls& shared, const DirectStart& start, h
   self.input = Py_NewRef(start.input);
   self.output = Py_NewRef(start.output);
   self.failed = Py_NewRef(start.failed);
+  self.collect = Py_NewRef(start.collect);
   self.shared = &shared;
   self.running = &py::handle(start.engine).cast<Engine&>();
   self.handle = handle;

@@ -13,9 +13,14 @@ struct DirectStart {
   PyObject* calls;   // DirectCalls
   PyObject* engine;  // Engine
   PyObject* failed;
+  PyObject* collect;
   PyObject* input;
   PyObject* output;
 };
+
+// What a function returns, if its operation has succeeded: the output, or what `collect` makes of a
+// result for which the core has allocated memory. nullptr with an exception.
+PyObject* result_of(const DirectStart& start, hp_handle handle);
 
 // An object with the methods of horoplug.common.in_flight.Waitable, which is tracked: its tensors
 // are kept until the program has waited for it. `key`: of the operation (see DirectCalls); nullptr:

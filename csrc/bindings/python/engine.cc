@@ -115,7 +115,8 @@ void add_fast_methods(py::handle type) {
 
 }  // namespace
 
-Engine::Engine(const EngineConfig& config) : log_callable_(config.log) {
+Engine::Engine(const EngineConfig& config)
+    : rank_(config.rank), size_(config.size), log_callable_(config.log) {
   CoreConfig core(config);
   if (!log_callable_.is_none()) {
     log_ = std::make_unique<LogQueue>(

@@ -80,6 +80,8 @@ class Engine {
 
   // Raises Error in a forked child, to which the engine does not belong.
   hp_engine* get() const;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   // Different for each engine of the process, and never 0.
   std::uint64_t number() const { return number_; }
 
@@ -96,6 +98,7 @@ class Engine {
 
   static std::uint64_t next_number();
 
+  const int rank_, size_;
   hp_engine* engine_ = nullptr;
   const std::uint64_t number_ = next_number();
   pybind11::object log_callable_;

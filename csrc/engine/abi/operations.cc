@@ -107,11 +107,7 @@ hp_status hp_prepare(hp_engine* engine, const hp_submission* submission, hp_prep
   return guarded([&] {
     const hp_submission full = complete(submission);
     const auto members = engine->engine.use()->members(checked_set(full.process_set));
-    horoplug::Prepared operation = horoplug::prepare(full, members);
-    if (horoplug::operation_info(operation.identity->signature.op).takes_splits) {
-      throw Error(HP_UNSUPPORTED, "operations that take splits cannot be prepared");
-    }
-    *prepared = new hp_prepared{engine, std::move(operation)};
+    *prepared = new hp_prepared{engine, horoplug::prepare(full, members)};
   });
 }
 

@@ -84,36 +84,32 @@ const WireFormat* wire_format(const hp_submission& submission, const Signature& 
   return s.dtype == DType::kFloat32 ? format : nullptr;
 }
 
-void check_splits(Operation& operation, const hp_submission& submission, int size) {
-  const Signature& signature = operation.signature();
+std::vector<std::int64_t> checked_splits(const Signature& signature,
+                                         const hp_submission& submission, const Members& members) {
+  const int size = members.size();
   const std::int64_t rows = rows_of(signature.shapes.front());
   const bool scatters = signature.op == OpKind::kScatter;
-  if (scatters && operation.members->index_of(signature.root) != operation.members->index) {
+  if (scatters && members.index_of(signature.root) != members.index) {
     // The root's splits are the ones that apply.
-    operation.splits.assign(static_cast<std::size_t>(size), 0);
-    return;
+    return std::vector<std::int64_t>(static_cast<std::size_t>(size), 0);
   }
   if (submission.splits == nullptr || submission.split_count == 0) {
-    if (scatters) {
-      operation.splits = even_rows(rows, size);
-      return;
-    }
+    if (scatters) return even_rows(rows, size);
     if (rows % size != 0) {
       reject(
           "alltoall without splits needs a first dimension that is a multiple of the number of "
           "ranks: " +
           std::to_string(rows) + " is not a multiple of " + std::to_string(size) + "; give splits");
     }
-    operation.splits.assign(static_cast<std::size_t>(size), rows / size);
-    return;
+    return std::vector<std::int64_t>(static_cast<std::size_t>(size), rows / size);
   }
   if (submission.split_count != size) {
     reject("splits has " + std::to_string(submission.split_count) + " entries for " +
            std::to_string(size) + " ranks; give one for each rank");
   }
-  operation.splits.assign(submission.splits, submission.splits + size);
+  std::vector<std::int64_t> splits(submission.splits, submission.splits + size);
   std::int64_t left = rows;
-  for (const std::int64_t split : operation.splits) {
+  for (const std::int64_t split : splits) {
     if (split < 0) reject("a negative entry in splits");
     if (split > left) {
       reject("the entries of splits add up to more than the first dimension, " +
@@ -125,6 +121,7 @@ void check_splits(Operation& operation, const hp_submission& submission, int siz
     reject("the entries of splits add up to " + std::to_string(rows - left) +
            ", not to the first dimension, " + std::to_string(rows));
   }
+  return splits;
 }
 
 }  // namespace
@@ -200,6 +197,7 @@ Prepared prepare(const hp_submission& submission, const MembersPtr& members) {
       prepared.tag = submission.tag;
     }
     if (info.reduces) check_reduction(signature, size);
+    if (info.takes_splits) prepared.splits = checked_splits(signature, submission, *members);
   }
   prepared.identity = make_identity(std::move(name), std::move(signature));
   return prepared;
@@ -213,6 +211,7 @@ OperationPtr make_operation(const Prepared& prepared, std::span<const TensorArgu
   operation->members = prepared.members;
   operation->identity = prepared.identity;
   operation->tag = prepared.tag;
+  operation->splits = prepared.splits;
   operation->gpu.ordinal = prepared.gpu;
   if (prepared.gpu >= 0) operation->gpu.stream = static_cast<CUstream>(stream);
   operation->counts_caller = !in_pool;
@@ -245,10 +244,7 @@ OperationPtr make_operation(const hp_submission& submission, const MembersPtr& m
     tensors.push_back(
         {static_cast<const std::byte*>(tensor.input), static_cast<std::byte*>(tensor.output)});
   }
-  const OperationPtr operation =
-      make_operation(prepared, tensors, submission.stream, submission.pool_thread != 0);
-  if (info.takes_splits) check_splits(*operation, submission, members->size());
-  return operation;
+  return make_operation(prepared, tensors, submission.stream, submission.pool_thread != 0);
 }
 
 OperationPtr make_administrative(OpKind op, const MembersPtr& members, const Shape& arguments) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "engine/operations/operation.h"
 
@@ -14,13 +15,14 @@ struct Prepared {
   IdentityPtr identity;
   int gpu = -1;  // its ordinal
   std::int32_t tag = 0;
+  std::vector<std::int64_t> splits{};  // see Operation
 };
 
-// Checks all of a submission but its splits and the memory of its tensors. Throws
+// Checks all of a submission but the memory of its tensors. Throws
 // Error(HP_INVALID_ARGUMENT or HP_UNSUPPORTED) with a line that says what to do. The name is empty
 // if the submission has none.
 Prepared prepare(const hp_submission& submission, const MembersPtr& members);
-// A submission of it, without splits. `tensors`: as many as the signature has shapes. `stream`: see
+// A submission of it. `tensors`: as many as the signature has shapes. `stream`: see
 // hp_submission. `in_pool`: the calling thread belongs to a pool.
 OperationPtr make_operation(const Prepared& prepared, std::span<const TensorArgument> tensors,
                             void* stream, bool in_pool);

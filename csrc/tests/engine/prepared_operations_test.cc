@@ -109,6 +109,30 @@ TEST_CASE("results that the engine has allocated stay behind the handle of a sta
   hp_prepared_free(prepared);
 }
 
+TEST_CASE("operations that take splits keep those with which they were prepared") {
+  const OneRank rank;
+  hp_prepared* prepared = nullptr;
+  {
+    Submission submission("exchange", HP_ALLTOALL);
+    const std::array<std::int64_t, 1> splits{2};
+    submission.given.splits = splits.data();
+    submission.given.split_count = 1;
+    REQUIRE(hp_prepare(rank.engine, &submission.given, &prepared) == HP_OK);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const std::array<float, 2> from{static_cast<float>(i), 2};
+    std::array<float, 2> to{};
+    const void* const inputs[] = {from.data()};
+    void* const outputs[] = {to.data()};
+    const hp_instance instance = instance_of(prepared, inputs, outputs);
+    hp_handle handle = 1;
+    CHECK(hp_start_and_wait(rank.engine, &instance, 60, &handle) == HP_OK);
+    CHECK(handle == 0);  // the result has filled the output
+    CHECK(to == from);
+  }
+  hp_prepared_free(prepared);
+}
+
 TEST_CASE("a start that does not end in time gives a handle, under which it goes on") {
   const OneRank rank;
   Submission receive("receive", HP_RECV), send("send", HP_SEND);
@@ -171,8 +195,12 @@ TEST_CASE("what cannot be prepared or started is refused with a reason") {
     CHECK_MESSAGE(std::string(hp_last_error()).find(reason) != std::string::npos, hp_last_error());
     return status;
   };
-  const Submission splits("x", HP_ALLTOALL);
-  CHECK(refused(hp_prepare(rank.engine, &splits.given, &prepared), "splits") == HP_UNSUPPORTED);
+  Submission splits("x", HP_ALLTOALL);
+  const std::array<std::int64_t, 2> two{1, 1};
+  splits.given.splits = two.data();
+  splits.given.split_count = 2;
+  CHECK(refused(hp_prepare(rank.engine, &splits.given, &prepared), "splits has 2 entries") ==
+        HP_INVALID_ARGUMENT);
   Submission nowhere("x", HP_BROADCAST);
   nowhere.given.root = 7;
   CHECK(refused(hp_prepare(rank.engine, &nowhere.given, &prepared), "root rank 7") ==
