@@ -12,6 +12,7 @@ horoplug, views       the same with gradient_as_bucket_view=True, with the gradi
 horoplug, cast before with --compression: the same with a user-defined compressor, which casts with PyTorch before and
                       after the reduction; with the predefined compressors the core casts while it copies
 horoplug, one by one  ``allreduce_async_`` for each gradient, then ``synchronize`` for each; never compressed
+horoplug, grouped     ``grouped_allreduce_`` of all gradients; never compressed
 torch-gloo            ``all_reduce(async_op=True)`` for each gradient, then wait and divide
 torch-horoplug        the same through ``torch.distributed``'s backend horoplug; also with buckets
 torch-gloo, buckets   the buckets of DistributedDataParallel: gradients are divided while they are copied into flat
@@ -114,6 +115,13 @@ def horoplug_steps(_: Peer, tensors: Tensors, compression: str) -> Variants:
     yield Variant("horoplug, views", in_buckets.synchronize, False, views)
 
     yield Variant("horoplug, one by one", one_by_one(hvd, tensors), False)
+
+    given = [*tensors]
+
+    def grouped() -> None:
+        hvd.grouped_allreduce_(given, op=hvd.Average, name=f"grouped.{len(given)}")
+
+    yield Variant("horoplug, grouped", grouped, False)
 
 
 def one_by_one(hvd: Any, tensors: Tensors) -> Run:

@@ -124,8 +124,8 @@ class DirectCalls:
         """The engine that runs now. None: every call goes through Python."""
 
 class DirectFunction:
-    """A public function on one tensor: in the usual case (csrc/bindings/python/direct_call.cc) it performs or starts
-    the operation itself, otherwise it calls ``python`` with the same arguments."""
+    """A public function on a tensor or a group: in the usual case (csrc/bindings/python/direct_call.cc) it performs or
+    starts the operation itself, otherwise it calls ``python`` with the same arguments."""
 
     def __init__(
         self,
@@ -143,6 +143,7 @@ class DirectFunction:
         blocks: bool,
         has_root: bool,
         rows: int,
+        is_group: bool,
         /,
     ) -> None:
         """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
@@ -152,7 +153,7 @@ class DirectFunction:
         the output. ``prefix`` begins the names of the operations. ``reductions``: the bits of those of usual calls.
         ``blocks``: whether it waits for the operation; otherwise it returns a handle. ``has_root``: whether a root is
         given. ``rows`` of the output, if all ranks give as many: 0: those of the input, 1: those of all ranks, 2: a
-        part."""
+        part. ``is_group``: whether it takes a list of tensors, and returns one."""
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
 

@@ -343,12 +343,17 @@ _USUAL = {
 
 
 def direct(
-    adapter: DocumentedAdapter, spec: OpSpec, in_place: bool, blocking: bool, function: Any
+    adapter: DocumentedAdapter,
+    spec: OpSpec,
+    in_place: bool,
+    blocking: bool,
+    function: Any,
+    grouped: bool = False,
 ) -> DirectFunction | None:
-    """A callable that does the same as a public function on one tensor, by one call of the core in the usual case. None
-    if there is none."""
+    """A callable that does the same as a public function, by one call of the core in the usual case. None if there is
+    none."""
     how, usual = adapter.direct, _USUAL.get(spec.name)
-    if how is None or usual is None or not (blocking or spec.caller_allocates):
+    if how is None or usual is None or (not spec.caller_allocates and (grouped or not blocking)):
         return None
     return DirectFunction(
         function,
@@ -365,6 +370,7 @@ def direct(
         blocking,
         usual.has_root,
         usual.rows,
+        grouped,
     )
 
 

@@ -214,7 +214,7 @@ def _variant(
         "return": signature.return_annotation,
         **{p.name: p.annotation for p in signature.parameters.values()},
     }
-    fast = None if grouped else direct(adapter, spec, in_place, blocking, function)
+    fast = direct(adapter, spec, in_place, blocking, function, grouped)
     return cast(Function, function if fast is None else functools.update_wrapper(fast, function))
 
 

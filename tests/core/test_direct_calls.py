@@ -121,6 +121,43 @@ def check_other_operations():
     refused(ValueError, "root rank 7 does not exist", lambda: OTHERS["broadcast"](x, 7))
 
 
+GROUP_IN_PLACE = direct(NumpyAdapter(), BY_NAME["allreduce"], True, True, in_python, grouped=True)
+GROUP = direct(NumpyAdapter(), BY_NAME["allreduce"], False, True, in_python, grouped=True)
+GROUP_STARTED = direct(NumpyAdapter(), BY_NAME["allreduce"], True, False, in_python, grouped=True)
+
+
+def check_groups():
+    size = hvd.size()
+    for count in (1, 2, 200):
+        for options in ({}, {"name": "group"}, {"name": "group"}):
+            given = [np.full((i % 7 + 1, 2), i, "f4") for i in range(count)]
+            expected = [(x * size).tolist() for x in given]
+            for group in (given, tuple(given)):
+                made = GROUP(group, op=hvd.Sum, **options)
+                assert type(made) is list
+                assert [x.tolist() for x in made] == expected
+            result = GROUP_IN_PLACE(given, op=hvd.Sum, **options)
+            assert all(x is y for x, y in zip(result, given, strict=True))
+            handle = GROUP_STARTED(given, op=hvd.Max, **options)
+            assert type(handle) is int
+            given.clear()  # the operation keeps the tensors
+            gc.collect()
+            assert [x.tolist() for x in hvd.synchronize(handle)] == expected
+    x = np.ones(3)
+    for group in ([], (), x, [x, x.astype("f4")], [x, None], [x, 1.0], [x, x[::2]], {0: x}, "ab"):
+        assert GROUP(group) == GROUP_IN_PLACE(group) == "in Python"
+    assert isinstance(hvd.grouped_allreduce_, type(GROUP))
+    assert not isinstance(hvd.grouped_allgather, type(GROUP))
+    if size > 1:
+        rows = [np.ones(3), np.ones(2 + hvd.rank())]
+        call = functools.partial(GROUP, rows, name="differ")
+        refused(hvd.HorovodInternalError, "'allreduce.differ': mismatched shape", call)
+
+
+def test_groups_go_to_the_core(ranks):
+    ranks.run(check_groups)
+
+
 def check_unusual_calls_of_other_operations():
     x = np.ones((2 * hvd.size(), 3))
     for name in ("broadcast", "reduce"):

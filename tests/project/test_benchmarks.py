@@ -290,7 +290,7 @@ def test_tiny_form_of_every_benchmark(measured, name):
     alone = ("control-plane", "raw", "start", "commit", "elastic", "elastic-2")
     assert found["ranks"] == (1 if name in alone else 2)
     if name == "gradients":
-        variants = ["horoplug", "horoplug, views", "horoplug, one by one"]
+        variants = ["horoplug", "horoplug, views", "horoplug, one by one", "horoplug, grouped"]
         variants += ["torch-gloo", "torch-gloo, buckets"]
         assert [row["variant"] for row in found["rows"]] == variants
     if name == "train":

@@ -87,8 +87,21 @@ def check_other_operations():
             assert function(torch.tensor(1.0)) == "in Python"
 
 
+GROUP = direct(ADAPTER, BY_NAME["allreduce"], False, True, in_python, grouped=True)
+
+
+def check_groups():
+    given = [torch.full((i % 7 + 1, 2), float(i)) for i in range(200)]
+    for _ in range(2):
+        made = GROUP(given, op=hvd.Sum, name="group")
+        assert all(x.equal(y * hvd.size()) for x, y in zip(made, given, strict=True))
+    assert GROUP([given[0], given[1].clone().requires_grad_()]) == "in Python"
+    assert GROUP([given[0], given[1].bfloat16()]) == "in Python"
+
+
 def test_usual_calls_go_to_the_core(ranks):
     ranks.run(check_usual_calls)
+    ranks.run(check_groups)
     ranks.run(check_other_operations)
 
 

@@ -9,7 +9,8 @@
 //   - the arguments by position are the tensor and, if the operation has one, the root; the others
 //     are `name` (a string of at most kLongestName bytes), `op` (an int; not Adasum) and
 //     `root_rank` (an int), or none;
-//   - the tensor is of the class itself, not of a subclass, and in host memory; it has elements,
+//   - a function on a group gets a list or a tuple of at least one tensor, all of one dtype;
+//   - each tensor is of the class itself, not of a subclass, and in host memory; it has elements,
 //     which lie there as they are, in row-major order, and are integers or floating-point numbers;
 //     it is writable if it is overwritten, and not a scalar if its rows are distributed;
 //   - nothing differentiates the operation: it overwrites the tensor, or that needs no gradient.
@@ -22,6 +23,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "direct_operation.h"
 #include "direct_tensor.h"
@@ -99,6 +104,7 @@ struct DirectFunction {
   TensorKind kind;
   int blocks;  // 0: it returns a handle
   int has_root;
+  int is_group;  // it takes a list of tensors, and returns one
   Rows rows;
   std::int32_t operation;
   std::uint32_t reductions;  // the bits of those of usual calls
@@ -165,23 +171,38 @@ bool take_options(const DirectFunction& self, PyObject* const* values, PyObject*
   return self.has_root == 0 || options.root >= 0;
 }
 
+// One tensor of a call.
+struct Tensor {
+  PyObject* given = nullptr;   // borrowed
+  PyObject* output = nullptr;  // a reference
+  TensorView input, made;
+};
+
 struct UsualCall {
-  UsualCall(const DirectFunction& of, PyObject* given)
+  explicit UsualCall(const DirectFunction& of)
       : self(of),
-        tensor(given),
         engine(*of.shared->engine()),
         engine_object(Py_NewRef(of.shared->engine_object().ptr())) {}
+  UsualCall(const UsualCall&) = delete;
+  UsualCall& operator=(const UsualCall&) = delete;
 
   const DirectFunction& self;
-  PyObject* tensor;
   Engine& engine;
-  PyObject* engine_object;  // another thread may end the job meanwhile
+  PyObject* engine_object;    // another thread may end the job meanwhile
+  PyObject* input = nullptr;  // the tensor, or a tuple of those of a group: another thread may
+                              // change the list meanwhile
   PyObject* output = nullptr;
   Options options;
-  TensorView input, made;
-  hp_tensor described = {};
   hp_submission submission = {};
   PyObject* named = nullptr;  // the capsule of the operation of this name
+
+  // A group's are allocated.
+  Tensor one_tensor;
+  hp_tensor one_described = {};
+  std::vector<Tensor> more_tensors;
+  std::vector<hp_tensor> more_described;
+  std::span<Tensor> tensors{&one_tensor, 1};
+  std::span<hp_tensor> described{&one_described, 1};
 
   PyObject* key() const { return named == nullptr ? nullptr : named_operation(named).key; }
 };
@@ -209,10 +230,10 @@ bool find_operation(UsualCall& call) {
 }
 
 // A new reference; nullptr with an exception.
-PyObject* make_output(const UsualCall& call) {
+PyObject* make_output(const UsualCall& call, const Tensor& tensor) {
   const DirectFunction& self = call.self;
-  const TensorView& input = call.input;
-  if (self.rows == Rows::kSame) return PyObject_CallOneArg(self.empty_like, call.tensor);
+  const TensorView& input = tensor.input;
+  if (self.rows == Rows::kSame) return PyObject_CallOneArg(self.empty_like, tensor.given);
   const std::int64_t size = call.engine.size(), given = input.shape[0];
   const std::int64_t rows = self.rows == Rows::kAll
                                 ? given * size
@@ -223,10 +244,59 @@ PyObject* make_output(const UsualCall& call) {
   }
   PyObject* const output =
       PyErr_Occurred() == nullptr
-          ? PyObject_CallFunctionObjArgs(self.empty, call.tensor, shape, nullptr)
+          ? PyObject_CallFunctionObjArgs(self.empty, tensor.given, shape, nullptr)
           : nullptr;
   Py_XDECREF(shape);
   return output;
+}
+
+// Opens a tensor and its output.
+bool open(const UsualCall& call, Tensor& tensor, hp_tensor& described) {
+  const DirectFunction& self = call.self;
+  const bool in_place = self.empty_like == Py_None;
+  if (self.kind.api != nullptr && !in_place &&
+      !is_false(PyObject_GetAttr(tensor.given, names->requires_grad))) {
+    return false;
+  }
+  const TensorView& input = tensor.input;
+  if (!open(self.kind, tensor.given, in_place, tensor.input)) return false;
+  if (self.collect != Py_None && input.ndim == 0) return false;
+  tensor.output = in_place ? Py_NewRef(tensor.given) : make_output(call, tensor);
+  if (tensor.output == nullptr) return false;
+  if (!in_place && !open(self.kind, tensor.output, true, tensor.made)) return false;
+  described = {input.data, in_place ? input.data : tensor.made.data, input.shape, input.ndim, 0};
+  return true;
+}
+
+// Opens the tensor, or those of a group, which have one dtype.
+bool open_tensors(UsualCall& call, PyObject* given) {
+  if (call.self.is_group == 0) {
+    call.input = Py_NewRef(given);
+    call.one_tensor.given = given;
+    if (!open(call, call.one_tensor, call.one_described)) return false;
+    call.output = Py_NewRef(call.one_tensor.output);
+    return true;
+  }
+  if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given)) return false;
+  call.input = PySequence_Tuple(given);
+  const Py_ssize_t count = call.input == nullptr ? 0 : PyTuple_GET_SIZE(call.input);
+  if (count == 0 || count > std::numeric_limits<std::int32_t>::max()) return false;
+  call.more_tensors.resize(static_cast<std::size_t>(count));
+  call.more_described.resize(static_cast<std::size_t>(count));
+  call.tensors = call.more_tensors;
+  call.described = call.more_described;
+  call.output = PyList_New(count);
+  if (call.output == nullptr) return false;
+  for (std::size_t i = 0; i < call.tensors.size(); ++i) {
+    Tensor& tensor = call.tensors[i];
+    tensor.given = PyTuple_GET_ITEM(call.input, i);
+    if (!open(call, tensor, call.described[i]) ||
+        tensor.input.dtype != call.tensors.front().input.dtype) {
+      return false;
+    }
+    PyList_SET_ITEM(call.output, i, Py_NewRef(tensor.output));
+  }
+  return true;
 }
 
 // Whether it is a usual one. `given`: the number of arguments by position. close() follows in
@@ -235,37 +305,29 @@ bool open(UsualCall& call, PyObject* const* values, Py_ssize_t given, PyObject* 
   const DirectFunction& self = call.self;
   if (given == 2 && !take_root(values[1], call.options)) return false;
   if (!take_options(self, values + given, keywords, call.options)) return false;
-  const bool in_place = self.empty_like == Py_None;
-  if (self.kind.api != nullptr && !in_place &&
-      !is_false(PyObject_GetAttr(call.tensor, names->requires_grad))) {
-    return false;
-  }
-  if (!open(self.kind, call.tensor, in_place, call.input)) return false;
-  if (self.collect != Py_None && call.input.ndim == 0) return false;
-  call.output = in_place ? Py_NewRef(call.tensor) : make_output(call);
-  if (call.output == nullptr) return false;
-  if (!in_place && !open(self.kind, call.output, true, call.made)) return false;
-
-  const TensorView& input = call.input;
-  call.described = {input.data, in_place ? input.data : call.made.data, input.shape, input.ndim, 0};
+  if (!open_tensors(call, values[0])) return false;
   hp_submission& submission = call.submission;
   submission.struct_size = sizeof submission;
   submission.op = self.operation;
-  submission.dtype = input.dtype;
+  submission.dtype = call.tensors.front().input.dtype;
   submission.reduce_op = call.options.reduction;
   submission.root = std::max(call.options.root, 0);
   submission.device = -1;
   submission.prescale = submission.postscale = 1.0;
-  submission.tensors = &call.described;
-  submission.tensor_count = 1;
+  submission.tensors = call.described.data();
+  submission.tensor_count = static_cast<std::int32_t>(call.described.size());
   submission.pool_thread = is_pool_thread() ? 1 : 0;
   return find_operation(call);
 }
 
 void close(UsualCall& call) {
-  close(call.input);
-  close(call.made);
+  for (Tensor& tensor : call.tensors) {
+    close(tensor.input);
+    close(tensor.made);
+    Py_XDECREF(tensor.output);
+  }
   Py_XDECREF(call.named);
+  Py_XDECREF(call.input);
   Py_XDECREF(call.output);
   Py_DECREF(call.engine_object);
 }
@@ -277,7 +339,7 @@ PyObject* fail(const UsualCall& call, hp_status status) {
 
 DirectStart start_of(const UsualCall& call) {
   const DirectFunction& self = call.self;
-  return {self.calls, call.engine_object, self.failed, self.collect, call.tensor, call.output};
+  return {self.calls, call.engine_object, self.failed, self.collect, call.input, call.output};
 }
 
 // An operation that is in flight when the core returns: from now on its tensors are kept.
@@ -285,14 +347,24 @@ PyObject* track(const UsualCall& call, hp_handle handle) {
   return track_operation(*call.self.shared, start_of(call), handle, call.key());
 }
 
-// Calls start(instance) with the tensor of a call.
+// Calls start(instance) with the tensors of a call.
 template <typename Start>
 hp_status submit(const UsualCall& call, Start&& start) {
-  const hp_tensor& tensor = call.described;
+  const hp_tensor& first = call.described.front();
   hp_instance instance = {};
   instance.struct_size = sizeof instance;
-  instance.inputs = &tensor.input;
-  instance.outputs = &tensor.output;
+  instance.inputs = &first.input;
+  instance.outputs = &first.output;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  if (call.described.size() > 1) {
+    for (const hp_tensor& tensor : call.described) {
+      inputs.push_back(tensor.input);
+      outputs.push_back(tensor.output);
+    }
+    instance.inputs = inputs.data();
+    instance.outputs = outputs.data();
+  }
   instance.pool_thread = call.submission.pool_thread;
   std::shared_ptr<hp_prepared> prepared;
   const hp_status status = named_operation(call.named).operation.on(call.engine, prepared);
@@ -344,7 +416,7 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
   const Py_ssize_t given = PyVectorcall_NARGS(count);
   const bool may_be_usual = given == 1 || (given == 2 && self.has_root != 0);
   if (may_be_usual && self.shared->engine() != nullptr) {
-    UsualCall usual(self, values[0]);
+    UsualCall usual(self);
     PyObject* result = nullptr;
     bool is_usual = false;
     try {
@@ -352,6 +424,9 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
       if (is_usual) result = self.blocks != 0 ? perform(usual) : start(usual);
     } catch (py::error_already_set& error) {
       error.restore();
+      is_usual = true;
+    } catch (const std::bad_alloc&) {
+      PyErr_NoMemory();
       is_usual = true;
     }
     close(usual);
@@ -367,11 +442,11 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *python, *calls, *tensor_type, *exchange, *empty_like, *empty, *failed, *collect,
       *prefix;
-  int operation = 0, blocks = 0, has_root = 0, rows = 0;
+  int operation = 0, blocks = 0, has_root = 0, rows = 0, is_group = 0;
   unsigned int reductions = 0;
-  if (PyArg_ParseTuple(args, "OOO!OOOOOUiIppi", &python, &calls, &PyType_Type, &tensor_type,
+  if (PyArg_ParseTuple(args, "OOO!OOOOOUiIppip", &python, &calls, &PyType_Type, &tensor_type,
                        &exchange, &empty_like, &empty, &failed, &collect, &prefix, &operation,
-                       &reductions, &blocks, &has_root, &rows) == 0) {
+                       &reductions, &blocks, &has_root, &rows, &is_group) == 0) {
     return nullptr;
   }
   const DlExchange* api = nullptr;
@@ -406,6 +481,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   self->kind = {of, api, api == nullptr && has_known_structure(of)};
   self->blocks = blocks;
   self->has_root = has_root;
+  self->is_group = is_group;
   self->rows = static_cast<Rows>(rows);
   self->operation = operation;
   self->reductions = reductions;

@@ -527,8 +527,9 @@ HP_API hp_status hp_perform(hp_engine* engine, const hp_submission* submission, 
 /* Operations that are submitted again and again. hp_prepare checks all of a submission but the
  * memory of its tensors, and keeps it, so that starting the operation neither copies nor looks up
  * its name and shapes. `input` and `output` of its tensors, `stream` and `pool_thread` do not
- * matter. A prepared operation can be started on its engine as often as wanted; under a name, one start at a time like other operations of one name.
- * hp_prepared_free releases it at any time: operations in flight do not need it. */
+ * matter. A prepared operation can be started on its engine as often as wanted; under a name, one
+ * start at a time like other operations of one name. hp_prepared_free releases it at any time:
+ * operations in flight do not need it. */
 typedef struct hp_prepared hp_prepared;
 HP_API hp_status hp_prepare(hp_engine* engine, const hp_submission* submission,
                             hp_prepared** prepared);
