@@ -20,6 +20,10 @@ WHY_SMALL = (
     "A small operation also pays for its name, its order among others, its time limit and the error that would name a "
     "rank (docs/design/small-operations.md)."
 )
+WHY_OTHERS = (
+    "A broadcast or send of MPI may return before the other ranks have come; an operation of horoplug ends when they "
+    "have taken part, so that it can name the one that does not come."
+)
 
 
 def lines(records: list[Record]) -> Iterator[str]:
@@ -103,7 +107,9 @@ def other_operations(records: list[Record]) -> str:
             worst = min(worst, (ratio, where))
     text = f"horoplug is the fastest, or within 3 % of it, in {won} of {total} rows."
     if worst[1]:
-        text += f" The worst one: it takes {1 / worst[0]:.1f} times as long ({worst[1]})."
+        text += (
+            f" The worst one: it takes {1 / worst[0]:.1f} times as long ({worst[1]}). {WHY_OTHERS}"
+        )
     return text
 
 

@@ -51,8 +51,9 @@ TEST_CASE(
     CHECK(counted.use_count() == static_cast<long>(2 * size) + 1);
     InlineVector<std::shared_ptr<int>, 2> moved(std::move(first));
     CHECK(moved.size() == size);
-    CHECK(first.empty());  // NOLINT(*-use-after-move): it is empty and can be used again
-    first.push_back(nullptr);
+    // It is empty and can be used again.
+    CHECK(first.empty());      // NOLINT(*-use-after-move,*Move)
+    first.push_back(nullptr);  // NOLINT(*Move)
     for (std::size_t other = 0; other <= 5; ++other) {
       InlineVector<std::shared_ptr<int>, 2> target;
       target.reserve(other);
