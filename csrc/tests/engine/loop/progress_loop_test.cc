@@ -53,11 +53,17 @@ void await_in_slices(Engine& engine, hp_handle handle, std::mt19937_64& random) 
   throw std::runtime_error("never done");
 }
 
+// perform(), after which the operation has its handle.
+Status perform_and_keep(Engine& engine, const OperationPtr& operation, Seconds timeout) {
+  const Status status = engine.perform(operation, timeout);
+  engine.handles().keep(operation);
+  return status;
+}
+
 void perform_once(Engine& engine, const std::string& name, std::size_t count) {
   Ones ones(count);
   const OperationPtr operation = ones.operation(engine, name);
   const Status status = engine.perform(operation, Seconds(60));
-  engine.handles().release(operation->handle);
   if (!status.ok()) throw Error(status.code, status.message);
   ones.check(engine);
 }
@@ -128,7 +134,7 @@ TEST_CASE("the progress thread finishes operations after their caller stops wait
         Ones later(1000);
         const std::string name = "later." + std::to_string(round);
         const OperationPtr operation = later.operation(engine, name);
-        Status status = engine.perform(operation, Seconds(rank == 0 ? 20e-6 : 60));
+        Status status = perform_and_keep(engine, operation, Seconds(rank == 0 ? 20e-6 : 60));
         for (int i = 0; status.code == HP_IN_PROGRESS && i < 60000000; ++i) {
           std::this_thread::yield();
           status = engine.handles().poll(operation->handle);
@@ -254,7 +260,7 @@ TEST_CASE("a long wait sleeps, and an idle job does not wake up") {
       const std::uint64_t before = cluster.engine(0).stats().wakeups;
       Ones ones(4);
       const OperationPtr operation = ones.operation(cluster.engine(0), "late");
-      CHECK(cluster.engine(0).perform(operation, Seconds(0.05)).code == HP_IN_PROGRESS);
+      CHECK(perform_and_keep(cluster.engine(0), operation, Seconds(0.05)).code == HP_IN_PROGRESS);
       for (int i = 0; i < 9; ++i) {
         CHECK(cluster.engine(0).wait(operation->handle, Seconds(0.05)).code == HP_IN_PROGRESS);
       }
