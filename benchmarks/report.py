@@ -17,7 +17,6 @@ import io
 import json
 import math
 import re
-import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -160,14 +159,7 @@ def sections(records: Iterable[Record]) -> list[list[Record]]:
 
 def lines_of(records: list[Record], plot: dict[str, str]) -> dict[str, dict[Any, float]]:
     """For each line, y by x, in the order of the rows."""
-    values: dict[str, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        for row in record["rows"]:
-            if row[plot["y"]] is not None:
-                values[row[plot["line"]]][row[plot["x"]]].append(row[plot["y"]])
-    lines = {
-        line: {x: statistics.median(y) for x, y in by_x.items()} for line, by_x in values.items()
-    }
+    lines = summary.medians(records, plot["line"], plot["x"], plot["y"])
     # Horoplug first, so that it has the same colour everywhere.
     return dict(sorted(lines.items(), key=lambda item: not item[0].startswith(OWN)))
 

@@ -54,17 +54,29 @@ def of(records: Iterable[Record], benchmark: str, title: str, but: str = "\0") -
     ]
 
 
-def ratios(records: Iterable[Record], x: str, line: str) -> Ratios:
-    """The median over the records."""
-    values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def medians(
+    records: Iterable[Record], first: str, second: str, value: str
+) -> dict[Any, dict[Any, float]]:
+    """The medians over the records of the column ``value``, by the columns ``first`` and ``second``."""
+    values: dict[Any, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for row in record["rows"]:
-            if row["ratio"] is not None and not row[line].startswith("horoplug"):
-                values[row[x]][row[line]].append(row["ratio"])
+            if row[value] is not None:
+                values[row[first]][row[second]].append(row[value])
     return {
-        x: {peer: statistics.median(found) for peer, found in by_peer.items()}
-        for x, by_peer in sorted(values.items())
+        one: {other: statistics.median(found) for other, found in by_other.items()}
+        for one, by_other in values.items()
     }
+
+
+def ratios(records: Iterable[Record], x: str, line: str) -> Ratios:
+    """Those of the peers, in the order of x."""
+    found: Ratios = {}
+    for at, by_line in sorted(medians(records, x, line, "ratio").items()):
+        peers = {peer: ratio for peer, ratio in by_line.items() if not peer.startswith("horoplug")}
+        if peers:
+            found[at] = peers
+    return found
 
 
 def by_size(found: Ratios) -> str:
@@ -133,14 +145,8 @@ def gradients(records: list[Record]) -> str:
 
 
 def training(records: list[Record]) -> str:
-    efficiency: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        for row in record["rows"]:
-            if row["efficiency"] is not None:
-                efficiency[row["model"]][row["variant"]].append(row["efficiency"])
     text = []
-    for model, variants in efficiency.items():
-        of = {variant: statistics.median(values) for variant, values in variants.items()}
+    for model, of in medians(records, "model", "variant", "efficiency").items():
         words = [f"{model} reaches {max(of['horoplug'], of.get('horoplug, views', 0)):.0f} %"]
         if "torch-gloo" in of:
             words.append(f"DDP on gloo {of['torch-gloo']:.0f} %")

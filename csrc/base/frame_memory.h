@@ -9,56 +9,46 @@
 #include <concepts>
 #include <cstddef>
 #include <new>
-#include <utility>
+
+#include "base/pool_allocator.h"
 
 namespace horoplug {
 
 class FrameMemory {
  public:
-  FrameMemory() = default;
-  FrameMemory(const FrameMemory&) = delete;
-  FrameMemory& operator=(const FrameMemory&) = delete;
-  ~FrameMemory() {
-    for (Block* block : free_) {
-      while (block != nullptr) ::operator delete(std::exchange(block, block->next));
-    }
-  }
-
-  // A frame of any size. The block before it knows where it belongs.
   void* take(std::size_t bytes) {
     const std::size_t kind = kind_of(bytes);
-    Block* block = kind < free_.size() ? free_[kind] : nullptr;
-    if (block != nullptr) {
-      free_[kind] = block->next;
-    } else {
-      block = static_cast<Block*>(::operator new(sizeof(Block) + (kind + 1) * kStep));
-    }
-    block->owner = this;
-    return block + 1;
+    void* const block = kind < pools_.size() ? pools_[kind].take(block_bytes(kind))
+                                             : ::operator new(block_bytes(kind));
+    return frame_in(block, this);
   }
+  // For a coroutine without such an argument.
   static void* take_elsewhere(std::size_t bytes) {
-    auto* const block = static_cast<Block*>(::operator new(sizeof(Block) + bytes));
-    block->owner = nullptr;
-    return block + 1;
+    return frame_in(::operator new(sizeof(Header) + bytes), nullptr);
   }
+  // `bytes`: as when it was taken.
   static void give(void* frame, std::size_t bytes) noexcept {
-    Block* const block = static_cast<Block*>(frame) - 1;
-    FrameMemory* const owner = block->owner;
+    Header* const header = static_cast<Header*>(frame) - 1;
     const std::size_t kind = kind_of(bytes);
-    if (owner == nullptr || kind >= owner->free_.size()) return ::operator delete(block);
-    block->next = std::exchange(owner->free_[kind], block);
+    if (header->owner == nullptr || kind >= kKinds) return ::operator delete(header);
+    header->owner->pools_[kind].give(header, block_bytes(kind));
   }
 
  private:
-  union Block {
-    FrameMemory* owner;  // of a frame in use; nullptr: none
-    Block* next;         // of one that is free
-    std::max_align_t aligned;
+  // Lies before each frame, which it leaves aligned.
+  struct alignas(std::max_align_t) Header {
+    FrameMemory* owner;  // nullptr: none
   };
-  static constexpr std::size_t kStep = 128;  // bytes by which the kinds of frames differ
-  static constexpr std::size_t kind_of(std::size_t bytes) { return (bytes - 1) / kStep; }
+  static void* frame_in(void* block, FrameMemory* owner) { return ::new (block) Header{owner} + 1; }
 
-  std::array<Block*, 32> free_{};  // by size; larger frames are not kept
+  static constexpr std::size_t kStep = 128;  // bytes by which the kinds of frames differ
+  static constexpr std::size_t kKinds = 32;  // larger frames are not kept
+  static constexpr std::size_t kind_of(std::size_t bytes) { return (bytes - 1) / kStep; }
+  static constexpr std::size_t block_bytes(std::size_t kind) {
+    return sizeof(Header) + (kind + 1) * kStep;
+  }
+
+  std::array<BlockPool, kKinds> pools_;
 };
 
 template <typename T>

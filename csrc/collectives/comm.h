@@ -167,7 +167,8 @@ class Comm {
   static_assert(kChunkBytes == Arena::kSlotBytes);
 
  private:
-  FrameMemory frame_memory_;  // first, so that it outlives all else
+  // The first member, so that no frame of a coroutine outlives it.
+  FrameMemory frame_memory_;
 
   // The links to one rank. Message i of a batch travels on lane i modulo their number; both sides
   // count alike.

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from horoplug._native import DeviceMemory, DirectFunction, Engine, Error, Memory
+from horoplug._native import DeviceMemory, DirectFunction, Engine, Error, Memory, Result
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common import dtypes
 from horoplug.common.arguments import checked
@@ -176,8 +176,7 @@ class Operation(Waitable):
         outputs = []
         for index, tensor in enumerate(self.inputs):
             result = self.engine.result(self.handle, index, stream)
-            shape = (result.rows, *tensor.shape[1:])
-            output = self.adapter.from_memory(result.memory, tensor, shape)
+            output = _tensor_of(self.adapter, result, tensor)
             self.row_counts.append(result.row_counts)
             if self.spec.received_splits:
                 output = output, self.adapter.from_counts(result.row_counts)
@@ -382,9 +381,12 @@ def _collect(
         result = engine.result(handle, 0, 0)
     except Error as error:
         raise exception(error) from None
-    if result.memory is None:
-        return output
-    return adapter.from_memory(result.memory, tensor, (result.rows, *tensor.shape[1:]))
+    return output if result.memory is None else _tensor_of(adapter, result, tensor)
+
+
+def _tensor_of(adapter: Adapter, result: Result, like: Tensor) -> Tensor:
+    """A tensor over memory that the core has allocated for a result. ``like``: this rank's input."""
+    return adapter.from_memory(result.memory, like, (result.rows, *like.shape[1:]))
 
 
 def _fail(error: Error) -> None:

@@ -1,7 +1,7 @@
 """Mistakes that users make in calls of a framework, and what they read then: in each framework, under each launcher.
 
-A test calls texts_of() on each rank, or runs the program REPORT under a launcher and reads its output by texts_in().
-check_texts() checks what one rank has got.
+A test calls texts_of() on each rank, or runs the program REPORT under a launcher; check_texts() and check_reports()
+check what the ranks have got.
 """
 
 import importlib
@@ -138,10 +138,12 @@ def report(framework: str) -> None:
         sys.stdout.flush()
 
 
-def texts_in(output: str) -> list[dict[str, str]]:
-    """What each rank has got, from the output of a job."""
+def check_reports(framework: str, output: str, ranks: int) -> None:
+    """The same for what each rank of a job has reported."""
     of: dict[int, dict[str, str]] = {}
     for line in re.findall(r"SAID (.*)", output):
         rank, name, text = json.loads(line)
         of.setdefault(rank, {})[name] = text
-    return list(of.values())
+    assert len(of) == ranks, output
+    for texts in of.values():
+        check_texts(framework, texts)

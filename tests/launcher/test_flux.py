@@ -12,7 +12,7 @@ from horoplug.runner.start.allocation import allocation
 from horoplug.runner.start.flux import Flux
 from tests.harness.limits import scaled
 from tests.harness.support import environment
-from tests.harness.user_errors import ENVIRONMENT, REPORT, check_texts, texts_in
+from tests.harness.user_errors import ENVIRONMENT, REPORT, check_reports
 
 # "flux resource R" prints the resources; "flux exec" runs the command for each rank, under the name of its host.
 FLUX = """
@@ -109,10 +109,7 @@ def test_mistakes_are_one_line(flux):
     env = flux(resources({"core": "0"})) | ENVIRONMENT
     done = run(env, "-np", 2, sys.executable, "-c", REPORT)
     assert done.returncode == 0, done.stderr
-    texts = texts_in(done.stdout)
-    assert len(texts) == 2, done.stdout
-    for each in texts:
-        check_texts("numpy", each)
+    check_reports("numpy", done.stdout, 2)
 
 
 def test_processes_of_an_elastic_job_have_a_step_for_each_host(flux, tmp_path):

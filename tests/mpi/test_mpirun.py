@@ -21,7 +21,7 @@ from tests.harness.mpi_jobs import (
     remove_unused,
 )
 from tests.harness.support import environment, until
-from tests.harness.user_errors import ENVIRONMENT, REPORT, check_texts, texts_in
+from tests.harness.user_errors import ENVIRONMENT, REPORT, check_reports
 
 __all__ = ["no_files_of_mpi", "place"]  # fixtures
 
@@ -56,10 +56,7 @@ def test_mistakes_are_one_line(place):
     pytest.importorskip("mpi4py")
     status, output = finish(mpirun(place, REPORT, **ENVIRONMENT))
     assert status == 0, output
-    texts = texts_in(output)
-    assert len(texts) == 2, output
-    for each in texts:
-        check_texts("numpy", each)
+    check_reports("numpy", output, 2)
 
 
 # Prints whether the job's secret has gone over MPI.

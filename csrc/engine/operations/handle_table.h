@@ -22,7 +22,7 @@ class HandleTable {
   // Gives the operation a handle. `wait`: the calling thread begins to wait for it, and nobody else
   // learns the handle, which therefore is released, unless keep() is called.
   void add(const OperationPtr& operation, Wait* wait = nullptr);
-  // The handle of an operation that was released stays.
+  // Undoes the release of an operation's handle: the caller releases it later.
   void keep(const OperationPtr& operation);
 
   // Ends operations, whose status must be set already: wakes their waiters and calls the functions

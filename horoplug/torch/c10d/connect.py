@@ -31,7 +31,7 @@ _KEY = "horoplug"
 _LIMITS_SET_BY = "the argument timeout of init_process_group or new_group sets"
 _PROBE_SECONDS = 2.0
 _RETRY_SECONDS = 0.02
-_FAREWELL_SECONDS = 5.0  # that rank 0 serves its store after a failed start, at most
+_SERVE_AFTER_FAILURE_SECONDS = 5.0  # at most
 
 
 class Connected(NamedTuple):
@@ -86,7 +86,9 @@ def connect(
         connected = _start(config, rendezvous)
     except BaseException as error:
         # The other ranks may still have to read in the store of rank 0 why this rank has given up.
-        rendezvous.close(patience=_FAREWELL_SECONDS if isinstance(error, Exception) else 0.0)
+        rendezvous.close(
+            patience=_SERVE_AFTER_FAILURE_SECONDS if isinstance(error, Exception) else 0.0
+        )
         raise
     # Every rank has started its engine, so no rank needs the store any more.
     rendezvous.close()

@@ -18,7 +18,7 @@ from horoplug.rendezvous.connections.records import RankRecords
 from horoplug.torch.c10d import ProcessGroup
 from horoplug.torch.c10d.gloo import StandIn
 from tests.harness.limits import scaled
-from tests.harness.process_groups import begin, end, new_file
+from tests.harness.process_groups import SECONDS, begin, end, new_file
 from tests.harness.support import environment, wait_until_stopped
 
 pytest_plugins = ["tests.harness.jobs"]
@@ -281,11 +281,15 @@ def test_rank_that_reads_the_store_late_gets_the_reason(pool, tmp_path):
     file = new_file(tmp_path)
 
     def start():
+        from horoplug.rendezvous.errors import PeerLostError  # the class of this process
+
         publish = RankRecords.publish
 
         def publish_and_wait(self, kind, record):
             publish(self, kind, record)
             if self.rank == 1:
+                with pytest.raises(PeerLostError):  # rank 0 has told the store that it gives up
+                    self.store.get([self.key("never", 0)], SECONDS, [0])
                 select.select([self.store], [], [], 0.5)  # readable only if the store has ended
 
         RankRecords.publish = publish_and_wait
