@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/time.h"
+#include "engine/mailboxes.h"
 #include "engine/operations/submission.h"
 
 namespace horoplug {
@@ -289,6 +290,7 @@ hp_stats Engine::stats() const {
 
 // The handshake is over.
 void Engine::start_running(std::vector<Segment> segments) {
+  use_mailboxes(config_, segments_, mesh_);
   registry_.create_global(std::move(segments));
   submissions_.wake();
   lifecycle_.enter(Lifecycle::State::kRunning);

@@ -42,7 +42,8 @@ Link::Link(int peer, std::unique_ptr<Stream> stream, ControlHandler on_control)
     : peer_(peer),
       stream_(std::move(stream)),
       traits_(stream_->traits()),
-      on_control_(std::move(on_control)) {}
+      on_control_(std::move(on_control)),
+      connected_from_start_(!absent()) {}
 
 Link::~Link() = default;
 
@@ -60,6 +61,22 @@ void Link::connect(std::unique_ptr<Stream> stream) {
   traits_ = stream_->traits();
   listed_ = false;
   if (!queue_.empty()) list_as_writer();
+}
+
+MailboxStream& Link::use_mailboxes(RingEnd out, RingEnd in, std::shared_ptr<Doorbell> peer) {
+  auto stream = std::make_unique<MailboxStream>(std::move(stream_), std::move(out), std::move(in),
+                                                std::move(peer), received_);
+  MailboxStream& made = *stream;
+  next_ = &made;
+  stream_ = std::move(stream);
+  traits_ = stream_->traits();
+  pump_write();
+  return made;
+}
+
+void Link::note_bytes(std::uint64_t bytes) {
+  activity_->bytes_moved += bytes;
+  if (traits_.wake_up == Stream::WakeUp::kDescriptor) activity_->socket_bytes += bytes;
 }
 
 // ---- sending ----
@@ -97,7 +114,8 @@ bool Link::pump_write() {
       if (taken == 0) break;
       moved = true;
       written += taken;
-      activity_->bytes_moved += taken;
+      sent_ += taken;
+      note_bytes(taken);
       note_data(queue_.current());
       queue_.advance(taken);
     } catch (const std::system_error&) {
@@ -109,6 +127,7 @@ bool Link::pump_write() {
       break;
     }
   }
+  if (next_ != nullptr && queue_.empty()) std::exchange(next_, nullptr)->begin_writing(sent_);
   if (close_when_empty_ && queue_.empty() && !write_closed_) {
     write_closed_ = true;
     stream_->close_write();
@@ -158,7 +177,8 @@ bool Link::pump_read() {
         break;
       }
       moved = true;
-      activity_->bytes_moved += static_cast<std::uint64_t>(got);
+      received_ += static_cast<std::uint64_t>(got);
+      note_bytes(static_cast<std::uint64_t>(got));
       if (drops_input_) continue;
       if (direct) {
         target_ += got;
@@ -248,7 +268,7 @@ void Link::drop_target() {
 }
 
 void Link::post(PostedReceive& receive) {
-  ++activity_->receives;
+  if (traits_.wake_up != Stream::WakeUp::kMailbox) ++activity_->receives;
   // Also on a link that has ended: frames that arrived before the end count.
   try {
     matcher_.post(receive);
@@ -259,7 +279,7 @@ void Link::post(PostedReceive& receive) {
 }
 
 void Link::withdraw(PostedReceive& receive) {
-  --activity_->receives;
+  if (traits_.wake_up != Stream::WakeUp::kMailbox) --activity_->receives;
   if (receive.done) return;
   matcher_.withdraw(receive);
   drop_target();

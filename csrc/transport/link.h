@@ -35,6 +35,7 @@
 #include "transport/frame.h"
 #include "transport/frame_queue.h"
 #include "transport/receive_matcher.h"
+#include "transport/shm/mailbox_stream.h"
 #include "transport/stream.h"
 
 namespace horoplug {
@@ -43,11 +44,12 @@ namespace horoplug {
 struct LinkActivity {
   std::vector<int> writers;  // indices of links that have something to write, each once
   std::vector<int> needed;   // ranks to which an absent link has something to write
-  std::size_t receives = 0;  // that are posted
+  std::size_t receives = 0;  // that are posted, on links without a mailbox
   std::uint64_t failures = 0;
   std::uint64_t control_messages = 0;
   std::uint64_t control_bytes = 0;
   std::uint64_t bytes_moved = 0;
+  std::uint64_t socket_bytes = 0;  // of them, those over streams that a descriptor announces
 };
 
 class Link {
@@ -86,6 +88,13 @@ class Link {
   bool absent() const { return traits_.wake_up == Stream::WakeUp::kAbsent; }
   // Connects an absent link.
   void connect(std::unique_ptr<Stream> stream);
+  // Whether the link has been connected from the beginning, which is the same at both ends.
+  bool connected_from_start() const { return connected_from_start_; }
+  // The ranks' mailboxes carry what the stream has carried, as soon as the frames that are queued
+  // now have been written. Returns the new stream, which lives as long as this link.
+  MailboxStream& use_mailboxes(RingEnd out, RingEnd in, std::shared_ptr<Doorbell> peer);
+  // epoll has reported the stream's descriptor.
+  void note_event() { stream_->note_event(); }
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
   bool busy() const;
   // Releases the stream's resources. The link cannot be used afterwards.
@@ -142,6 +151,7 @@ class Link {
 
  private:
   void list_as_writer();
+  void note_bytes(std::uint64_t bytes);
   void send_notices();
   void post(PostedReceive& receive);
   void withdraw(PostedReceive& receive);
@@ -157,6 +167,9 @@ class Link {
   ControlHandler on_control_;
   std::optional<std::string> failure_;
   bool ended_ = false;
+  const bool connected_from_start_;
+  MailboxStream* next_ = nullptr;          // the stream, until what was queued before it is written
+  std::uint64_t sent_ = 0, received_ = 0;  // bytes over the stream
 
   FrameQueue queue_;
   bool close_when_empty_ = false;

@@ -1,6 +1,7 @@
 #include "transport/mesh.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace horoplug {
 namespace {
@@ -38,13 +39,36 @@ Mesh::~Mesh() = default;
 void Mesh::watch(Link& link, int token) {
   switch (link.traits().wake_up) {
     case Stream::WakeUp::kDescriptor:
+      ++sockets_;
       return poller_.add(link.traits().fd, token);
     case Stream::WakeUp::kDoorbell:
       return ringing_.push_back(&link);
     case Stream::WakeUp::kPolling:
       return polled_.push_back(&link);
+    case Stream::WakeUp::kMailbox:  // which no link has at its beginning
     case Stream::WakeUp::kAbsent:
       return;
+  }
+}
+
+void Mesh::use_mailboxes(const std::vector<Neighbor>& neighbors, std::size_t self) {
+  mailbox_ = neighbors[self].mailbox;
+  mailbox_links_.resize(neighbors.size());
+  mailbox_streams_.resize(links_.size());
+  for (std::size_t index = 0; index < links_.size(); ++index) {
+    Link& link = *links_[index];
+    const auto to = std::ranges::find(neighbors, link.peer(), &Neighbor::rank);
+    const bool uses_it = to != neighbors.end() && link.connected_from_start() &&
+                         link.traits().wake_up == Stream::WakeUp::kDescriptor && !link.failure();
+    if (!uses_it) continue;
+    const auto peer = static_cast<std::size_t>(to - neighbors.begin());
+    MailboxStream& stream =
+        link.use_mailboxes({to->mailbox, self}, {*mailbox_, peer}, to->doorbell);
+    mailbox_links_[peer] = {&link, &stream};
+    mailbox_streams_[index] = &stream;
+    unrung_.push_back(&stream);
+    poller_.want_write(link.traits().fd, static_cast<int>(index), false);
+    --sockets_;
   }
 }
 
@@ -93,17 +117,68 @@ bool Mesh::read(Link& link) {
 
 bool Mesh::pump(bool expects_messages) {
   bool moved = false;
-  const bool has_sockets = ringing_.size() < links_.size();
-  const bool looks = expects_messages || activity_.receives > 0 || ++since_look_ >= kLooks;
-  if (has_sockets && looks && readable_.empty()) {
+  const bool has_descriptors = ringing_.size() < links_.size();
+  const bool looks =
+      (expects_messages && sockets_ > 0) || activity_.receives > 0 || ++since_look_ >= kLooks;
+  if (has_descriptors && looks && readable_.empty()) {
     since_look_ = 0;
     poller_.wait(Seconds::zero(), readable_);
   }
-  for (const int token : readable_) moved |= read(*links_[static_cast<std::size_t>(token)]);
+  for (const int token : readable_) {
+    Link& link = *links_[static_cast<std::size_t>(token)];
+    link.note_event();
+    moved |= read(link);
+  }
   readable_.clear();
+  if (mailbox_) {
+    moved |= read_mailbox();
+    if (!unrung_.empty() && ++since_unrung_ >= kPatience) ring_unread();
+  }
   for (Link* link : ringing_) moved |= read(*link);
   if (!polled_.empty() && !drops_input_) moved |= read_polled();
   return pump_writes() || moved;
+}
+
+// Reads the rings whose bits are set. A ring that is not empty afterwards, because its peer writes
+// on, is read again in the next call.
+bool Mesh::read_mailbox() {
+  bool moved = false;
+  for (std::size_t word = 0; word * 64 < mailbox_links_.size(); ++word) {
+    Mailbox::Counter& news = mailbox_->news()[word];
+    if (news.load(std::memory_order_relaxed) != 0) {
+      unread_[word] |= news.exchange(0);
+      full_fence();
+    }
+    for (std::uint64_t bits = unread_[word]; bits != 0; bits &= bits - 1) {
+      const auto bit = static_cast<unsigned>(std::countr_zero(bits));
+      const std::size_t peer = word * 64 + bit;
+      const auto [link, stream] =
+          peer < mailbox_links_.size() ? mailbox_links_[peer] : MailboxLink{};
+      if (link != nullptr) moved |= read(*link);
+      const bool waits = link != nullptr && !link->failure() && stream->unread();
+      if (!waits) unread_[word] &= ~(std::uint64_t{1} << bit);
+    }
+  }
+  return moved;
+}
+
+void Mesh::ring_unread() {
+  for (MailboxStream* const stream : unrung_) stream->ring_if_unread();
+  unrung_.clear();
+  since_unrung_ = 0;
+}
+
+bool Mesh::has_silent_work() const {
+  if (!ringing_.empty()) return true;
+  if (!mailbox_) return false;
+  const auto is_set = [](const auto& word) { return word != 0; };
+  if (std::ranges::any_of(mailbox_->news(), is_set) || std::ranges::any_of(unread_, is_set)) {
+    return true;
+  }
+  // A full ring.
+  return std::ranges::any_of(activity_.writers, [&](int index) {
+    return mailbox_streams_[static_cast<std::size_t>(index)] != nullptr;
+  });
 }
 
 // Polling costs time. A link with a posted receive is polled each time. Data that a peer sends
@@ -145,9 +220,16 @@ bool Mesh::pump_writes() {
   bool moved = false;
   std::erase_if(activity_.writers, [&](const int index) {
     Link& link = *links_[static_cast<std::size_t>(index)];
-    if (link.wants_write()) moved |= link.pump_write();
+    MailboxStream* const mailbox =
+        mailbox_ ? mailbox_streams_[static_cast<std::size_t>(index)] : nullptr;
+    if (link.wants_write()) {
+      moved |= link.pump_write();
+      if (mailbox != nullptr && std::ranges::find(unrung_, mailbox) == unrung_.end()) {
+        unrung_.push_back(mailbox);
+      }
+    }
     const int fd = link.traits().fd;
-    if (!link.failure() && fd >= 0) {
+    if (mailbox == nullptr && fd >= 0 && !link.failure()) {
       poller_.want_write(fd, index, link.wants_write());
     }
     if (link.wants_write()) return false;

@@ -1,7 +1,9 @@
 // All links of one rank, and the sleep of its engine between their events.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -9,8 +11,17 @@
 #include "transport/doorbell.h"
 #include "transport/link.h"
 #include "transport/poller.h"
+#include "transport/shm/mailbox.h"
+#include "transport/shm/mailbox_stream.h"
 
 namespace horoplug {
+
+// A rank of this host, itself included, and its mailbox.
+struct Neighbor {
+  int rank;
+  Mailbox mailbox;
+  std::shared_ptr<Doorbell> doorbell;
+};
 
 class Mesh {
  public:
@@ -31,14 +42,19 @@ class Mesh {
   // peer sent before it closed is read first.
   const Link* failed(int rank);
 
+  // From now on, links to the ranks of this host use the mailboxes of both ends, as do these ranks.
+  // `neighbors`: all ranks of the host, in the same order on each of them, at most
+  // Mailbox::kMostRanks; this rank is at position `self`. No receive may be posted yet.
+  void use_mailboxes(const std::vector<Neighbor>& neighbors, std::size_t self);
+
   void send_control(int rank, Bytes message);
   // To all ranks with a connection.
   void send_control_to_connected(const Bytes& message);
 
   // Reads and writes what it can without waiting. Returns whether anything was transferred. A
-  // system call finds the sockets that can be read. If nothing can arrive that anybody waits for
-  // (`expects_messages` is false, and no receive is posted), only one call of this function in
-  // kLooks makes it. sleep() finds what has arrived meanwhile.
+  // system call finds the sockets that can be read. If nothing can arrive over them that anybody
+  // waits for (`expects_messages` is false, and no receive is posted; or all links have mailboxes),
+  // only one call of this function in kLooks makes it. sleep() finds what has arrived meanwhile.
   bool pump(bool expects_messages = true);
   bool pump_writes();
   // Whether all control messages have been written.
@@ -51,10 +67,17 @@ class Mesh {
   bool sleep(Seconds time, WorkLeft&& work_left) {
     doorbell_->prepare_sleep();
     const bool sleeps = !work_left();
-    if (sleeps) poller_.wait(time, readable_);
+    if (sleeps) {
+      ring_unread();
+      poller_.wait(time, readable_);
+    }
     ringer_ = doorbell_->finish_sleep();
     return sleeps;
   }
+
+  // Wakes ranks that rest and have not read what was written to their mailboxes. To be called
+  // before this rank stops to run the loop; sleep() and, after a while, pump() do it.
+  void ring_unread();
 
   // The processor of the thread whose ring has ended the last sleep; -1: none has.
   int ringer() const { return ringer_; }
@@ -64,8 +87,9 @@ class Mesh {
   // For the progress thread's sleep while other threads may run the progress loop.
   Poller& poller() { return poller_; }
 
-  // Whether a peer rings the doorbell for some link, so that this link must be checked.
-  bool has_silent_links() const { return !ringing_.empty(); }
+  // Whether something may have to be read or written that neither a socket nor a later ring of the
+  // doorbell announces.
+  bool has_silent_work() const;
 
   // Links without event notification, and whether one of them has to be polled soon. They are not
   // polled all the time: a peer that waits for data asks for it by a wake-up message (see
@@ -97,6 +121,7 @@ class Mesh {
   std::uint64_t control_messages() const { return activity_.control_messages; }
   std::uint64_t control_bytes() const { return activity_.control_bytes; }
   std::uint64_t bytes_moved() const { return activity_.bytes_moved; }
+  std::uint64_t socket_bytes() const { return activity_.socket_bytes; }
   // How many links have failed so far.
   std::uint64_t failures() const { return activity_.failures; }
   // Where data has moved since the last call.
@@ -110,6 +135,7 @@ class Mesh {
   void watch(Link& link, int token);
   bool read(Link& link);
   bool read_polled();
+  bool read_mailbox();
 
   std::shared_ptr<Doorbell> doorbell_;
   Poller poller_;
@@ -118,9 +144,25 @@ class Mesh {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<std::vector<Link*>> lanes_;  // by rank
   std::vector<Link*> ringing_;             // links whose peers ring the doorbell
-  std::vector<Link*> polled_;              // links without notification
-  std::vector<bool> asked_for_;            // by rank: take_needed() has returned it
+  // The links with mailboxes, by the position of the peer among the ranks of the host; and the
+  // streams of all links that have one, by the link's index.
+  struct MailboxLink {
+    Link* link = nullptr;
+    MailboxStream* stream = nullptr;
+  };
+  std::vector<MailboxLink> mailbox_links_;
+  std::vector<MailboxStream*> mailbox_streams_;
+  std::vector<MailboxStream*> unrung_;  // written to, each once, since ring_unread()
+  unsigned since_unrung_ = 0;           // calls of pump() since then
+  std::optional<Mailbox> mailbox_;      // of this rank
+  std::array<std::uint64_t, Mailbox::kWords> unread_{};  // its bits of rings that have to be read
+  std::size_t sockets_ = 0;                              // links whose data arrives over sockets
+  std::vector<Link*> polled_;                            // links without notification
+  std::vector<bool> asked_for_;                          // by rank: take_needed() has returned it
   static constexpr unsigned kLooks = 32;
+  // Calls of pump() after which a peer that rests is woken: a few microseconds, which a program
+  // takes between two operations.
+  static constexpr unsigned kPatience = 32;
   int ringer_ = -1;
   unsigned since_look_ = 0;  // calls of pump() since it has looked at the sockets
   unsigned turn_ = 1;

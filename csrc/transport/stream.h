@@ -25,6 +25,7 @@ class Stream {
   // How the owner of this end learns that there is something to read.
   enum class WakeUp {
     kDescriptor,  // epoll reports it
+    kMailbox,     // a bit in the owner's mailbox, and a ring; epoll reports the end
     kDoorbell,    // the peer rings the owner's doorbell
     kPolling,     // nothing tells: the stream must be polled
     kAbsent,      // never: the stream is not connected yet, see AbsentStream
@@ -34,7 +35,7 @@ class Stream {
   enum class Carries { kEverything, kDataOnly };
   struct Traits {
     WakeUp wake_up;
-    int fd = -1;  // of kDescriptor
+    int fd = -1;  // of kDescriptor and kMailbox
     Carries carries = Carries::kEverything;
     const char* name = "";  // of kDataOnly, for users: all ranks must use the same ones
   };
@@ -55,6 +56,9 @@ class Stream {
   // Whether read() would return bytes that the descriptor does not announce, because they have left
   // it already.
   virtual bool has_more() const { return false; }
+
+  // epoll has reported the descriptor.
+  virtual void note_event() {}
 
   // Ends the sending direction; the peer reads kEnd after the data. Streams that carry data only
   // may leave that out: the connections to the peer tell it.

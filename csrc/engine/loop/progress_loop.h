@@ -231,7 +231,7 @@ bool ProgressLoop<Work>::work_left() {
 // Whether only a socket or a submission can bring more work.
 template <typename Work>
 bool ProgressLoop<Work>::nothing_in_sight() const {
-  return !work_.requests_waiting() && !mesh_.has_silent_links() && work_.sleep_time() == kForever;
+  return !work_.requests_waiting() && !mesh_.has_silent_work() && work_.sleep_time() == kForever;
 }
 
 // Peers that are still busy with an operation that is done here need not wake this rank.
@@ -259,6 +259,7 @@ void ProgressLoop<Work>::run() {
     Seconds time;
     if (holds) {
       run_while_busy();
+      mesh_.ring_unread();
       if (work_.stopped()) return ownership_.release_at_end();
       time = work_.sleep_time();
       ownership_.release_before_doze(time);
@@ -312,7 +313,7 @@ template <typename Wait>
 void ProgressLoop<Work>::run_until_done(Wait& wait, Seconds timeout) {
   SteadyTime time = steady_now();
   const SteadyTime deadline = time + timeout;
-  const std::uint64_t bytes = mesh_.bytes_moved();
+  const std::uint64_t bytes = mesh_.socket_bytes();
   Poller& poller = mesh_.poller();
   if (socket_traffic_ && !poller.muted()) poller.mute();
   spin_budget_.forget();
@@ -340,7 +341,7 @@ void ProgressLoop<Work>::run_until_done(Wait& wait, Seconds timeout) {
     }
   }
   if (wait.done() && spin_budget_.waiting()) spin_budget_.found(steady_now());
-  socket_traffic_ = mesh_.bytes_moved() != bytes;
+  socket_traffic_ = mesh_.socket_bytes() != bytes;
   release();
 }
 
@@ -371,11 +372,13 @@ void ProgressLoop<Work>::release() {
   // The usual case first, in which all of this is looked at once.
   if (!work_.stopped() && nothing_in_sight()) {
     rest();
+    mesh_.ring_unread();
     return ownership_.release(kForever);
   }
   int steps = 0;
   while (!work_.stopped() && !nothing_in_sight() && steps < kLastSteps && guarded_step()) ++steps;
   rest_if_idle();
+  mesh_.ring_unread();
   const bool at_once = work_.stopped() || steps == kLastSteps;
   ownership_.release(at_once ? Seconds::zero() : work_.sleep_time());
 }
