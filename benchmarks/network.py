@@ -7,7 +7,7 @@ Needs root and iproute2. A pair of virtual Ethernet devices connects every names
 token bucket filters limit both directions to this number of Mbit/s. Ranks, sizes, peers and the clock are those of
 allreduce.py. ``--algorithm`` and ``--streams`` set HOROPLUG_ALGORITHM and HOROPLUG_NUM_STREAMS for all ranks. The peer
 ``mpi4py:mpich`` (``make mpi`` installs it) runs over TCP in the same namespaces; with ``--over mpi``, horoplug's data
-goes over that MPI as well.
+goes over that MPI as well. ``bare-tcp`` is an allreduce of two hosts by hand in C over one connection (bare_tcp.c).
 
 With ``--encrypt``, horoplug runs by turns without and with HOROPLUG_ENCRYPT=1 (``--turns``, medians over them);
 ``share`` is the encrypted variant's speed over that of the other one.
@@ -55,7 +55,7 @@ COLUMNS = {
 
 # Of the MPIs, only MPICH: Open MPI's launcher would need daemons in the namespaces, and Intel's wheel lacks libfabric.
 MPICH = "mpi4py:mpich"
-PEERS = ("torch-gloo", MPICH)
+PEERS = ("torch-gloo", "bare-tcp", MPICH)
 # MPICH over TCP: by default the ranks would use shared memory, because all see the host name of this machine.
 TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_NOLOCAL": "1"}
 ROOT = Path(__file__).resolve().parent.parent
@@ -234,10 +234,10 @@ def measure(hosts: int, args: argparse.Namespace, encrypt: bool = False) -> list
         script = [sys.executable, str(ROOT / "benchmarks" / "allreduce.py"), "--json", str(table)]
         script += ["-b", args.begin, "-e", args.end, "-f", args.factor, "-n", str(args.iterations)]
         script += ["--collective", args.collective]
-        if args.peer:
-            script += ["--peer", args.peer]
+        for peer in args.peer:
+            script += ["--peer", peer]
         variables = environment(network, args, encrypt)
-        if args.over == "mpi" or args.peer == MPICH:
+        if args.over == "mpi" or MPICH in args.peer:
             processes = start_mpi(network, script, variables, scratch)
         else:
             processes = start_ranks(network, script, variables)
@@ -292,7 +292,13 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--hosts", default="2,4", help="numbers of hosts, separated by commas [2,4]")
     add("--rate", type=int, default=1000, help="Mbit/s of a host's link; 0: unshaped [1000]")
-    add("--peer", choices=PEERS, help="another library, in the same run")
+    add(
+        "--peer",
+        action="append",
+        default=[],
+        choices=PEERS,
+        help="another library, in the same run; may be repeated",
+    )
     add("--over", choices=("tcp", "mpi"), default="tcp", help="what carries the data [tcp]")
     add("--congestion", default="reno", help="TCP's congestion control [reno]")
     add("--encrypt", action="store_true", help="compare with encrypted connections")

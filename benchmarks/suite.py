@@ -113,6 +113,11 @@ FULL = [
     *peers("idle", "idle-2", "-np 2"),
     *peers("network", "network", "-b 4 -e 64M -f 4"),
     *peers("network", "network-unshaped", "--rate 0 -b 4 -e 64M -f 4"),
+    Part(
+        "network-unshaped-bare-tcp",
+        "network",
+        "--hosts 2 --rate 0 -b 4 -e 64M -f 4 --peer torch-gloo --peer bare-tcp",
+    ),
     Part("control-plane-1", "control_plane", "--bursts 1"),
     Part("control-plane-10", "control_plane", "--bursts 10"),
     Part("torch-hooks", "torch_hooks", "-np 2"),
@@ -141,7 +146,7 @@ def missing(part: Part) -> str:
     words = part.options.split()
     for at in (at for at, word in enumerate(words) if word == "--peer"):
         kind, _, which = words[at + 1].partition(":")
-        module = {"torch-gloo": "torch"}.get(kind, kind)
+        module = {"torch-gloo": "torch", "bare-tcp": "numpy"}.get(kind, kind)
         if importlib.util.find_spec(module) is None:
             return module
         if which and mpi.find(which) is None:

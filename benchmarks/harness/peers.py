@@ -5,15 +5,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
+import socket
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from horoplug.bench.cases import OPS, Case, Prepared, Run, partner_of, prepare, round_trip
+
+BARE_TCP = Path(__file__).resolve().parent.parent / "bare_tcp.c"
 
 
 class OfTensors(Prepared):
@@ -209,8 +216,59 @@ class Horovod(Peer):
         self.theirs.shutdown()
 
 
+class BareTcp(Peer):
+    """bare_tcp.c: an allreduce of two ranks by hand over one TCP connection, which shows what network and processors
+    allow."""
+
+    name = "bare-tcp"
+
+    def __init__(self, hvd: Any) -> None:
+        if hvd.size() != 2:
+            raise SystemExit("--peer bare-tcp: a connection has two ends, so it needs two ranks")
+        self.rank = hvd.rank()
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "bare_tcp.so"
+            compiler = os.environ.get("CC", "cc")
+            subprocess.run(
+                [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", library, BARE_TCP],
+                check=True,
+            )
+            self.allreduce = ctypes.CDLL(str(library)).bare_allreduce
+        self.allreduce.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+        self.socket = self._connect(hvd)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.version = f"C, {compiler} -O3"
+
+    def _connect(self, hvd: Any) -> socket.socket:
+        address = os.environ.get("MASTER_ADDR") or platform.node()
+        if hvd.cross_size() == 1:
+            address = "127.0.0.1"
+        address = hvd.broadcast_object(address)
+        if self.rank:
+            return socket.create_connection((address, hvd.broadcast_object(None)), timeout=60)
+        with socket.create_server((address, 0)) as server:
+            server.settimeout(60)
+            hvd.broadcast_object(server.getsockname()[1])
+            return server.accept()[0]
+
+    def prepare(self, case: Case) -> Prepared:
+        if case.collective != "allreduce" or case.op != "sum" or case.dtype != np.float32:
+            raise SystemExit("--peer bare-tcp: only an allreduce of float32 with the sum")
+        x = np.empty(case.count, case.dtype)
+        fd, address, count = self.socket.fileno(), x.ctypes.data, x.size
+
+        def run() -> None:
+            if self.allreduce(fd, self.rank, address, count):
+                raise OSError("the connection of bare_tcp.c has failed")
+
+        return Prepared(x, run, x)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
 PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (TorchGloo, TorchHoroplug, Mpi4py, Horovod)
+    peer.name: peer for peer in (TorchGloo, TorchHoroplug, Mpi4py, Horovod, BareTcp)
 }
 
 
