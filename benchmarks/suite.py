@@ -97,6 +97,9 @@ FULL = [
     Part("raw-4", "raw", "--ranks 4 -b 16 -e 16M -f 16 --turns 3 --seconds 0.05 --timeout 20"),
     *peers("allreduce", "allreduce-2", "-np 2 -b 4 -e 256M -f 4"),
     *peers("allreduce", "allreduce-4", "-np 4 -b 4 -e 64M -f 4 -n 100"),
+    # More ranks than cores: there must be no cliff.
+    *peers("allreduce", "allreduce-8", "-np 8 -b 4 -e 1M -f 16 -n 100"),
+    *peers("allreduce", "allreduce-16", "-np 16 -b 4 -e 1M -f 16 -n 100"),
     *(
         part
         for ranks in (2, 4)

@@ -112,6 +112,25 @@ class Buffer:
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Takes(IntEnum):
+    """What the first argument of a :class:`DirectFunction` is; see csrc/bindings/python/direct_function.h."""
+
+    NOTHING = ...
+    TENSOR = ...
+    GROUP = ...
+
+class DirectOutput(IntEnum):
+    """Where the result of a :class:`DirectFunction` is; see csrc/bindings/python/direct_function.h."""
+
+    NONE = ...
+    INPUT = ...
+    LIKE_INPUT = ...
+    SAME_ROWS = ...
+    ALL_ROWS = ...
+    PART_ROWS = ...
+    ROOT_ROWS = ...
+    CORE_ROWS = ...
+
 class DirectCalls:
     """What all :class:`DirectFunction` of a process share."""
 
@@ -124,38 +143,40 @@ class DirectCalls:
         """The engine that runs now. None: every call goes through Python."""
 
 class DirectFunction:
-    """A public function on a tensor or a group: in the usual case (csrc/bindings/python/direct_call.cc) it performs or
-    starts the operation itself, otherwise it calls ``python`` with the same arguments."""
+    """A public function: in the usual case (csrc/bindings/python/direct_call.cc) it performs or starts the operation
+    itself, otherwise it calls ``python`` with the same arguments."""
 
     def __init__(
         self,
         python: Callable[..., Any],
         calls: DirectCalls,
-        tensor_type: type,
-        exchange: Any,
-        empty_like: Callable[[Any], Any] | None,
-        empty: Callable[[Any, tuple[int, ...]], Any],
         failed: Callable[[Error], None],
-        collect: Callable[[Engine, int, Any, Any], Any] | None,
         prefix: str,
         operation: int,
-        reductions: int,
-        blocks: bool,
-        has_root: bool,
-        rows: int,
-        is_group: bool,
-        /,
+        *,
+        tensor_type: type | None = None,
+        exchange: Any = None,
+        empty_like: Callable[[Any], Any] | None = None,
+        empty: Callable[[Any, tuple[int, ...]], Any] | None = None,
+        collect: Callable[[Engine, int, Any, Any], Any] | None = None,
+        takes: Takes = Takes.NOTHING,
+        output: DirectOutput = DirectOutput.NONE,
+        reductions: int = 0,
+        root: str | None = None,
+        has_tag: bool = False,
+        blocks: bool = False,
     ) -> None:
-        """``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None: its tensors have the buffer
-        protocol. ``empty_like(tensor)`` makes the output; None: the tensor is overwritten. ``empty(tensor, shape)``
-        makes one of another shape. ``failed(error)`` raises an exception. ``collect(engine, handle, tensor, output)``
-        makes the result of memory that the core has allocated, or returns the output; None: the result is always in
-        the output. ``prefix`` begins the names of the operations. ``reductions``: the bits of those of usual calls.
-        ``blocks``: whether it waits for the operation; otherwise it returns a handle. ``has_root``: whether a root is
-        given. ``rows`` of the output, if all ranks give as many: 0: those of the input, 1: those of all ranks, 2: a
-        part. ``is_group``: whether it takes a list of tensors, and returns one."""
+        """``failed(error)`` raises an exception. ``prefix`` begins the names of the operations. ``operation``: see
+        :class:`Op`. ``reductions``: the bits of those of usual calls. ``root``: the name of the argument that is the
+        other rank. ``has_tag``: whether a tag may be given. ``blocks``: whether it waits for the operation; otherwise
+        it returns a handle.
 
-    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any: ...
+        For functions that take tensors: ``exchange``: DLPack's ``__dlpack_c_exchange_api__`` of ``tensor_type``; None:
+        its tensors have the buffer protocol. ``empty_like(tensor)`` and, for an output of another shape,
+        ``empty(tensor, shape)`` make outputs. ``collect(engine, handle, tensor, output)`` makes the result of memory
+        that the core has allocated, or returns the output; None: the result is always in the output."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class DirectOperation:
     """What a :class:`DirectFunction` has started. It is a ``horoplug.common.in_flight.Waitable``."""

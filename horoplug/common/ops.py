@@ -10,10 +10,20 @@ An operation on a GPU is done when its work is enqueued on the core's stream; th
 
 import contextlib
 import functools
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
-from horoplug._native import DeviceMemory, DirectFunction, Engine, Error, Memory, Result
+from horoplug._native import (
+    DeviceMemory,
+    DirectFunction,
+    DirectOutput,
+    Engine,
+    Error,
+    Memory,
+    Op,
+    Result,
+    Takes,
+)
 from horoplug.base.errors import HorovodInternalError
 from horoplug.common import dtypes
 from horoplug.common.arguments import checked
@@ -26,6 +36,7 @@ from horoplug.common.status import exception
 
 CPU: Final = -1  # in place of a GPU's ordinal
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Tensor = Any
 Described = tuple[Tensor, int, int, Sequence[int], int]
 
@@ -326,18 +337,23 @@ class Usual(NamedTuple):
     """What the calls of an operation have in common that the core performs without Python."""
 
     reductions: Sequence[int] = ()
-    has_root: bool = False
-    rows: int = 0  # of the output: see DirectFunction
+    root: str | None = None  # the argument that is the other rank
+    has_tag: bool = False
+    rows: DirectOutput | None = None  # the result, if its number of rows depends on the other ranks
 
 
 _REDUCTIONS = (Average, Sum, Min, Max, Product)
 _USUAL = {
     "allreduce": Usual(_REDUCTIONS),
-    "allgather": Usual(rows=1),
-    "broadcast": Usual(has_root=True),
-    "alltoall": Usual(),
-    "reducescatter": Usual((Average, Sum), rows=2),
-    "reduce": Usual(_REDUCTIONS, has_root=True),
+    "allgather": Usual(rows=DirectOutput.ALL_ROWS),
+    "broadcast": Usual(root="root_rank"),
+    "alltoall": Usual(rows=DirectOutput.SAME_ROWS),
+    "reducescatter": Usual((Average, Sum), rows=DirectOutput.PART_ROWS),
+    "reduce": Usual(_REDUCTIONS, root="root_rank"),
+    "gather": Usual(root="root_rank", rows=DirectOutput.ROOT_ROWS),
+    "scatter": Usual(root="root_rank", rows=DirectOutput.CORE_ROWS),
+    "send": Usual(root="dest", has_tag=True),
+    "recv": Usual(root="source", has_tag=True),
 }
 
 
@@ -349,39 +365,56 @@ def direct(
     function: Any,
     grouped: bool = False,
 ) -> DirectFunction | None:
-    """A callable that does the same as a public function, by one call of the core in the usual case. None if there is
-    none."""
-    how, usual = adapter.direct, _USUAL.get(spec.name)
-    if how is None or usual is None or (not spec.caller_allocates and (grouped or not blocking)):
+    """A callable that does the same as a public function on tensors, by one call of the core in the usual case. None if
+    there is none."""
+    how, usual = adapter.direct, _USUAL[spec.name]
+    if how is None or (usual.rows is not None and (grouped or not blocking)):
         return None
     return DirectFunction(
         function,
         context.direct,
-        how.tensor_type,
-        how.exchange,
-        None if in_place else how.empty_like,
-        how.empty,
         _fail,
-        None if spec.caller_allocates else functools.partial(_collect, adapter),
         f"{spec.name}.",
         spec.code,
-        sum(1 << op for op in usual.reductions),
-        blocking,
-        usual.has_root,
-        usual.rows,
-        grouped,
+        **how._asdict(),
+        collect=None if usual.rows is None else functools.partial(_collect, adapter),
+        takes=Takes.GROUP if grouped else Takes.TENSOR,
+        output=_output(spec, usual, in_place),
+        reductions=sum(1 << op for op in usual.reductions),
+        root=usual.root,
+        has_tag=usual.has_tag,
+        blocks=blocking,
     )
 
 
+def _output(spec: OpSpec, usual: Usual, in_place: bool) -> DirectOutput:
+    if usual.rows is not None:
+        return usual.rows
+    if spec.output is Output.NONE:
+        return DirectOutput.NONE
+    overwrites = in_place or spec.output is Output.INPUT
+    return DirectOutput.INPUT if overwrites else DirectOutput.LIKE_INPUT
+
+
+def direct_barrier(function: Function) -> Function:
+    """The same for ``barrier``, which takes no tensor."""
+    made = DirectFunction(
+        function, context.direct, _fail, "barrier.", Op.BARRIER, takes=Takes.NOTHING, blocks=True
+    )
+    return cast(Function, functools.update_wrapper(made, function))
+
+
 def _collect(
-    adapter: Adapter, engine: Engine, handle: int, tensor: Tensor, output: Tensor
+    adapter: Adapter, engine: Engine, handle: int, tensor: Tensor, output: Tensor | None
 ) -> Tensor:
-    """The result of an operation that is done: ``output``, unless the core has allocated memory for it."""
+    """The result of an operation that is done: ``output`` (None: there is none), unless the core has allocated memory
+    for it."""
     try:
         result = engine.result(handle, 0, 0)
     except Error as error:
         raise exception(error) from None
-    return output if result.memory is None else _tensor_of(adapter, result, tensor)
+    in_output = result.memory is None and output is not None
+    return output if in_output else _tensor_of(adapter, result, tensor)
 
 
 def _tensor_of(adapter: Adapter, result: Result, like: Tensor) -> Tensor:

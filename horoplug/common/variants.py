@@ -18,7 +18,7 @@ from horoplug.common.calls import CALLS
 from horoplug.common.compression import AnyCompressor, pack
 from horoplug.common.context import context
 from horoplug.common.in_flight import Waitable
-from horoplug.common.ops import Adapter, DocumentedAdapter, direct, perform, submit
+from horoplug.common.ops import Adapter, DocumentedAdapter, direct, direct_barrier, perform, submit
 from horoplug.common.opspec import OPERATIONS, OpSpec, Output
 from horoplug.common.process_sets import ProcessSet, global_process_set, process_set_id
 from horoplug.common.status import await_value, exception
@@ -113,6 +113,7 @@ def _find(function: str, handle: Any) -> Waitable | None:
     return context.find(int(handle))
 
 
+@direct_barrier
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank of the process set has called this function. ``process_set``: by default all ranks of the
     job.

@@ -14,12 +14,12 @@ import pytest
 
 import horoplug as hvd
 from horoplug.common.context import context
-from horoplug.common.ops import direct
+from horoplug.common.ops import direct, direct_barrier
 from horoplug.common.opspec import BY_NAME
 from horoplug.common.reduce_ops import Adasum
 from horoplug.numpy.adapter import NumpyAdapter
-from tests.harness.checks.errors import refused
-from tests.harness.support import once_this_thread_waits, ranks_fixture, seed, until
+from tests.harness.checks.errors import errors_of_survivors, internal, refused
+from tests.harness.support import NO_LIMITS, once_this_thread_waits, ranks_fixture, seed, until
 
 pytest_plugins = ["tests.harness.jobs"]
 pytestmark = [
@@ -78,8 +78,13 @@ def test_usual_calls_go_to_the_core(ranks):
 
 OTHERS = {
     name: direct(NumpyAdapter(), BY_NAME[name], False, True, in_python)
-    for name in ("allgather", "broadcast", "alltoall", "reducescatter", "reduce")
+    for name in (
+        *("allgather", "broadcast", "alltoall", "reducescatter", "reduce", "gather", "scatter"),
+        *("send", "recv"),
+    )
 }
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+BARRIER = direct_barrier(in_python)
 BROADCAST_IN_PLACE = direct(NumpyAdapter(), BY_NAME["broadcast"], True, True, in_python)
 
 
@@ -101,6 +106,11 @@ def check_other_operations():
             assert OTHERS["broadcast"](x, root, **options).tolist() == every[root].tolist()
             reduced = OTHERS["reduce"](x, root_rank=root, op=hvd.Max, **options)
             assert reduced.tolist() == (every.max(0) if root == rank else x).tolist()
+            gathered = OTHERS["gather"](x, root, **options)
+            expected = np.concatenate(every) if root == rank else x[:0]
+            assert gathered.tolist() == expected.tolist()
+            assert gathered.shape == expected.shape
+            assert OTHERS["scatter"](x, root, **options).tolist() == every[root, part].tolist()
     y = x.copy()
     assert BROADCAST_IN_PLACE(y, root_rank=size - 1) is y
     assert y.tolist() == every[size - 1].tolist()
@@ -109,6 +119,8 @@ def check_other_operations():
     for _ in range(2):
         gathered = OTHERS["allgather"](mine[rank], name="rows")
         assert gathered.tolist() == np.concatenate(mine).tolist()
+        collected = OTHERS["gather"](mine[rank], 0, name="rows")
+        assert collected.tolist() == (np.concatenate(mine) if rank == 0 else mine[0][:0]).tolist()
         sent = np.full(((rank + 1) * size, 2), rank, "i2")
         received = OTHERS["alltoall"](sent, name="parts")
         assert received.tolist() == np.concatenate(mine).astype("i2").tolist()
@@ -118,7 +130,8 @@ def check_other_operations():
     assert rest.tolist() == [size * i for i in range(first, first + 2 + (rank == 0))]
     if size > 1:
         refused(ValueError, "not a multiple of", lambda: OTHERS["alltoall"](np.ones(size + 1)))
-    refused(ValueError, "root rank 7 does not exist", lambda: OTHERS["broadcast"](x, 7))
+    for name in ROOTED:
+        refused(ValueError, "root rank 7 does not exist", lambda f=OTHERS[name]: f(x, 7))
 
 
 GROUP_IN_PLACE = direct(NumpyAdapter(), BY_NAME["allreduce"], True, True, in_python, grouped=True)
@@ -158,9 +171,124 @@ def test_groups_go_to_the_core(ranks):
     ranks.run(check_groups)
 
 
+def check_point_to_point():
+    size, rank = hvd.size(), hvd.rank()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    send, recv = OTHERS["send"], OTHERS["recv"]
+    start = direct(NumpyAdapter(), BY_NAME["send"], False, False, in_python)
+    for options in ({}, {"name": "pair"}, {"name": "pair"}):
+        for tag in (0, 3):
+            for shape in ((), (5,), (400, 500)):
+                x, y = np.full(shape, rank + tag, "f4"), np.empty(shape, "f4")
+                handle = start(x, after, tag, **options)
+                assert type(handle) is int
+                assert recv(y, source=before, tag=tag, **options) is y
+                assert (y == before + tag).all()
+                assert hvd.synchronize(handle) is None
+    if size > 1:
+        y = np.empty(3)
+        for first in range(size):  # one rank after the other sends to all others
+            for other in range(size):
+                if rank == first != other:
+                    assert send(np.full(3, first), dest=other) is None
+                elif rank == other != first:
+                    assert recv(np.empty(3, "i8"), first).tolist() == [first] * 3
+    refused(ValueError, "rank 7 does not exist", lambda: send(np.ones(3), 7))
+    assert not context.operations
+    x = np.ones(3)
+    for function in (send, recv):
+        for call in (
+            lambda f=function: f(x),
+            lambda f=function: f(x, True),
+            lambda f=function: f(x, -1),
+            lambda f=function: f(x, 0, -1),
+            lambda f=function: f(x, 0, 0, "name"),
+            lambda f=function: f(x, 0, tag=1.0),
+            lambda f=function: f(x, 0, 1, tag=1),
+            lambda f=function: f(x, root_rank=0),
+            lambda f=function: f(x, 0, op=hvd.Sum),
+        ):
+            assert call() == "in Python"
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    assert recv(frozen, 0) == "in Python"
+    assert OTHERS["broadcast"](x, 0, tag=0) == "in Python"
+
+
+def test_send_and_recv_go_to_the_core(ranks):
+    ranks.run(check_point_to_point)
+
+
+def check_barrier(folder):
+    for _ in range(5):
+        assert BARRIER() is None
+    for options in ({"process_set": hvd.global_process_set}, {"name": "a"}, {"op": hvd.Sum}):
+        assert BARRIER(**options) == "in Python"
+    assert BARRIER(hvd.global_process_set) == BARRIER(None) == "in Python"
+    assert isinstance(hvd.barrier, type(BARRIER))
+    assert list(inspect.signature(hvd.barrier).parameters) == ["process_set"]
+    # It is one barrier, whichever way each rank takes.
+    for step in range(4):
+        (hvd.barrier if (step + hvd.rank()) % 2 else hvd.barrier.__wrapped__)()
+    # Nobody passes before all ranks have come, also if that takes longer than a wait in the core.
+    waits, passed = folder / "waits", folder / f"passed-{hvd.rank()}"
+    if hvd.rank() > 0:
+        until(waits.exists)
+        assert not (folder / "passed-0").exists()
+
+    def note():
+        until(lambda: context.operations)
+        assert not passed.exists()
+        waits.touch()
+
+    with once_this_thread_waits(note) if hvd.rank() == 0 < hvd.size() - 1 else nullcontext():
+        assert BARRIER() is None
+    passed.touch()
+    assert not context.operations
+    # As after any operation that the program has waited for.
+    handle = hvd.allreduce_async(np.ones(3), name="before")
+    BARRIER()
+    context.check_name(0, "allreduce.before")
+    hvd.synchronize(handle)
+
+
+def test_barrier_goes_to_the_core(ranks, tmp_path):
+    ranks.run(check_barrier, tmp_path)
+
+
+def die_among_direct_calls(victim, name):
+    x = np.ones(2 * hvd.size())
+    function = {
+        "barrier": BARRIER,
+        "gather": lambda: OTHERS["gather"](x, 0, name="waiting"),
+        "scatter": lambda: OTHERS["scatter"](x, victim, name="waiting"),
+        "recv": lambda: OTHERS["recv"](x, victim, name="waiting"),
+    }[name]
+    for step in range(100):
+        if hvd.rank() == victim:
+            if step == 50:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if name == "recv":
+                for other in range(hvd.size()):
+                    if other != victim:
+                        OTHERS["send"](x, other)
+                continue
+        function()
+
+
+@pytest.mark.short(failure=True)
+@pytest.mark.parametrize("name", ["barrier", "gather", "scatter", "recv"])
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def test_killed_rank_is_named_with_the_operation(pool, hosts, name):
+    victim = len(hosts) - 1
+    with pool.ranks(len(hosts), hosts=hosts, env=NO_LIMITS) as job:
+        errors = errors_of_survivors(job.outcomes(die_among_direct_calls, victim, name), victim)
+        internal(errors, name if name == "barrier" else f"'{name}.waiting'")
+
+
 def check_unusual_calls_of_other_operations():
     x = np.ones((2 * hvd.size(), 3))
-    for name in ("broadcast", "reduce"):
+    for name in ROOTED:
         function = OTHERS[name]
         for root in (True, Number(0), -1, 2**40, 2**80, 0.0, None, "0"):
             assert function(x, root) == function(x, root_rank=root) == "in Python", root
@@ -174,6 +302,8 @@ def check_unusual_calls_of_other_operations():
     assert (
         OTHERS["broadcast"](x, 0, op=hvd.Sum) == OTHERS["allgather"](x, op=hvd.Sum) == "in Python"
     )
+    assert OTHERS["gather"](np.array(1.0), 0) == OTHERS["scatter"](np.array(1.0), 0) == "in Python"
+    assert OTHERS["gather"](x[:0], 0) == OTHERS["scatter"](x, 0, splits=None) == "in Python"
     for name in ("allgather", "alltoall", "reducescatter"):
         function = OTHERS[name]
         assert (
@@ -187,7 +317,8 @@ def check_unusual_calls_of_other_operations():
         is_one = isinstance(getattr(hvd, name), type(IN_PLACE))
         assert is_one, name
         started = getattr(hvd, f"{name}_async")
-        assert isinstance(started, type(IN_PLACE)) == (name in ("broadcast", "reduce")), name
+        has_direct = name in ("broadcast", "reduce", "send", "recv")
+        assert isinstance(started, type(IN_PLACE)) == has_direct, name
 
 
 def test_usual_calls_of_other_operations_go_to_the_core(ranks):
@@ -293,20 +424,15 @@ def check_random_calls(number):
         function = draw.choice(
             [
                 *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allgather, hvd.alltoall),
-                *(
-                    hvd.broadcast,
-                    hvd.broadcast_,
-                    hvd.broadcast_async,
-                    hvd.reduce,
-                    hvd.reducescatter,
-                ),
+                *(hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.reduce),
+                *(hvd.reducescatter, hvd.gather, hvd.scatter),
             ]
         )
-        if "broadcast" in function.__name__ or function is hvd.reduce:
+        if function.__name__.partition("_")[0] in ROOTED:
             options["root_rank"] = draw.randint(0, hvd.size())
         if "reduce" not in function.__name__:
             options.pop("op", None)
-        if function is hvd.allgather and draw.random() < 0.5:
+        if function in (hvd.allgather, hvd.gather) and draw.random() < 0.5:
             x = (
                 np.repeat(x, draw.choices(range(3), k=hvd.size())[hvd.rank()], axis=0)
                 if x.ndim
@@ -449,12 +575,30 @@ def test_forked_child_is_not_in_the_job(ranks):
 
 def check_switched_off():
     x = np.ones(3)
-    assert IN_PLACE(x) == INTO_NEW(x) == "in Python"
+    assert IN_PLACE(x) == INTO_NEW(x) == BARRIER() == OTHERS["gather"](x, 0) == "in Python"
+    hvd.barrier()
     assert hvd.allreduce(x, op=hvd.Sum).tolist() == [hvd.size()] * 3
 
 
 def test_direct_calls_can_be_switched_off(without):
     without.run(check_switched_off)
+
+
+def test_barrier_looks_like_a_function_of_python():
+    assert pickle.loads(pickle.dumps(hvd.barrier)) is hvd.barrier
+    assert inspect.isroutine(hvd.barrier)
+    with pytest.raises(ValueError, match=r"use hvd\.init"):
+        hvd.barrier()
+
+
+def test_a_description_is_checked():
+    make, calls = type(IN_PLACE), context.direct
+    with pytest.raises(TypeError, match="failed"):
+        make(in_python, calls)
+    with pytest.raises(TypeError, match="colour"):
+        make(in_python, calls, print, "a.", 0, colour=1)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        make(in_python, calls, print, "a.", 0, tensor_type=np.ndarray, exchange=1)
 
 
 def test_function_looks_like_one_of_python():

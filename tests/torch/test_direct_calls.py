@@ -61,8 +61,12 @@ def check_usual_calls():
 
 OTHERS = {
     name: direct(ADAPTER, BY_NAME[name], False, True, in_python)
-    for name in ("allgather", "broadcast", "alltoall", "reducescatter", "reduce")
+    for name in (
+        *("allgather", "broadcast", "alltoall", "reducescatter", "reduce", "gather", "scatter"),
+        *("send", "recv"),
+    )
 }
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 def check_other_operations():
@@ -77,11 +81,21 @@ def check_other_operations():
         assert OTHERS["broadcast"](x, size - 1).equal(every[size - 1])
         reduced = OTHERS["reduce"](x, root_rank=0, op=hvd.Min)
         assert reduced.equal(every[0] if rank == 0 else x)
+        gathered = OTHERS["gather"](x, root_rank=0, name="x")
+        assert gathered.equal(every.reshape(-1, 3) if rank == 0 else x[:0])
+        assert OTHERS["scatter"](x, size - 1).equal(every[size - 1, part])
+        handle = hvd.send_async(x, (rank + 1) % size, tag=2)
+        y = torch.empty_like(x)
+        assert OTHERS["recv"](y, (rank - 1) % size, 2) is y
+        assert y.equal(every[(rank - 1) % size])
+        hvd.synchronize(handle)
         rows = [torch.full((each + 1, 2), each).to(dtype) for each in range(size)]
         assert OTHERS["allgather"](rows[rank]).equal(torch.cat(rows))
     leaf = torch.ones(2 * size, requires_grad=True)
     for name, function in OTHERS.items():
-        roots = (0,) if name in ("broadcast", "reduce") else ()
+        if name == "recv":
+            continue
+        roots = (0,) if name in (*ROOTED, "send") else ()
         assert function(leaf, *roots) == "in Python"
         if roots == ():
             assert function(torch.tensor(1.0)) == "in Python"
@@ -147,10 +161,10 @@ def check_random_calls(number):
         function = draw.choice(
             [
                 *(hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.broadcast),
-                *(hvd.broadcast_, hvd.reduce, hvd.reducescatter),
+                *(hvd.broadcast_, hvd.reduce, hvd.reducescatter, hvd.gather, hvd.scatter),
             ]
         )
-        if "broadcast" in function.__name__ or function is hvd.reduce:
+        if function.__name__.removesuffix("_") in ROOTED:
             options["root_rank"] = draw.randint(0, hvd.size())
         if "reduce" not in function.__name__:
             options.pop("op")

@@ -1,4 +1,4 @@
-// DirectFunction: a callable of C in place of a public function written in Python, which it knows.
+// Calls of a DirectFunction.
 //
 // It performs the usual call itself: it reads the tensor, has the core perform or start the
 // operation, and returns the result or a handle, without a frame of Python. Any other call it
@@ -6,9 +6,11 @@
 // says what is wrong with a call. A call is usual if
 //
 //   - the engine runs, and no operation of this name is in flight for all the program knows;
-//   - the arguments by position are the tensor and, if the operation has one, the root; the others
-//     are `name` (a string of at most kLongestName bytes), `op` (an int; not Adasum) and
-//     `root_rank` (an int), or none;
+//   - a function that takes no tensor has no arguments at all;
+//   - the arguments by position are the tensor, the other rank if the operation has one (a root, a
+//     destination or a source), and the tag if it has one; the others are `name` (a string of at
+//     most kLongestName bytes), `op` (an int; not Adasum), and those two by their names (ints that
+//     are not negative), or none;
 //   - a function on a group gets a list or a tuple of at least one tensor, all of one dtype;
 //   - each tensor is of the class itself, not of a subclass, and in host memory; it has elements,
 //     which lie there as they are, in row-major order, and are integers or floating-point numbers;
@@ -16,10 +18,7 @@
 //   - nothing differentiates the operation: it overwrites the tensor, or that needs no gradient.
 #include "direct_call.h"
 
-#include <structmember.h>
-
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -28,14 +27,13 @@
 #include <string>
 #include <vector>
 
+#include "direct_function.h"
 #include "direct_operation.h"
 #include "direct_tensor.h"
-#include "dlpack_layout.h"
 #include "engine.h"
 #include "errors.h"
 #include "horoplug/horoplug.h"
 #include "named_operation.h"
-#include "object_type.h"
 #include "program_threads.h"
 
 namespace py = pybind11;
@@ -68,59 +66,16 @@ constexpr std::size_t kLongestName = 200;
 struct Names {
   PyObject* name = PyUnicode_InternFromString("name");
   PyObject* op = PyUnicode_InternFromString("op");
-  PyObject* root_rank = PyUnicode_InternFromString("root_rank");
+  PyObject* tag = PyUnicode_InternFromString("tag");
   PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
 };
 const Names* names = nullptr;
-
-// ---- the type ----
-
-// The rows (first dimension) of an output, if every rank gives as many rows as this one. The core
-// then writes the result there; otherwise it allocates memory for it.
-enum class Rows : int {
-  kSame,  // as many as the input has
-  kAll,   // those of all ranks
-  kPart,  // an even part of the input's; the first ranks get one more if some are left
-};
-
-struct DirectFunction {
-  PyObject head;
-  vectorcallfunc vectorcall;
-  PyObject* dict;
-  PyObject* weak_references;
-  PyObject* python;       // the function that it stands for
-  PyObject* calls;        // DirectCalls
-  PyObject* tensor_type;  // of the tensors of usual calls
-  PyObject* exchange;     // None: its tensors have the buffer protocol; else a capsule of DLPack
-  PyObject* empty_like;   // makes the output; None: it is the tensor
-  PyObject* empty;        // (tensor, shape): makes an output of another shape
-  PyObject* failed;       // (error): raises the exception
-  // (engine, handle, tensor, output): makes the result of memory of the core, or returns the
-  // output; None: the result is always in the output
-  PyObject* collect;
-  PyObject* prefix;  // of the names of operations, such as "allreduce."
-  PyObject* named;   // the operations by the names that callers have given; None: no name
-  const DirectCalls* shared;
-  TensorKind kind;
-  int blocks;  // 0: it returns a handle
-  int has_root;
-  int is_group;  // it takes a list of tensors, and returns one
-  Rows rows;
-  std::int32_t operation;
-  std::uint32_t reductions;  // the bits of those of usual calls
-
-  static constexpr auto references() {
-    using Self = DirectFunction;
-    return std::array{&Self::dict,     &Self::python,     &Self::calls, &Self::tensor_type,
-                      &Self::exchange, &Self::empty_like, &Self::empty, &Self::failed,
-                      &Self::collect,  &Self::prefix,     &Self::named};
-  }
-};
 
 // The options of a usual call.
 struct Options {
   std::int32_t reduction = HP_AVERAGE;
   std::int32_t root = -1;    // -1: none is given
+  std::int32_t tag = -1;     // the same
   PyObject* name = nullptr;  // borrowed
 };
 
@@ -145,30 +100,39 @@ bool take_reduction(const DirectFunction& self, PyObject* given, Options& option
   return true;
 }
 
-bool take_root(PyObject* given, Options& options) {
-  if (!PyLong_CheckExact(given) || options.root >= 0) return false;
+// A root or a tag, which is given once.
+bool take_number(PyObject* given, std::int32_t& number) {
+  if (!PyLong_CheckExact(given) || number >= 0) return false;
   int overflow = 0;
   const long value = PyLong_AsLongAndOverflow(given, &overflow);
   if (value < 0 || value > std::numeric_limits<std::int32_t>::max()) return false;
-  options.root = static_cast<std::int32_t>(value);
+  number = static_cast<std::int32_t>(value);
   return true;
 }
 
-bool take_options(const DirectFunction& self, PyObject* const* values, PyObject* keywords,
-                  Options& options) {
+// `given`: the number of arguments by position.
+bool take_options(const DirectFunction& self, PyObject* const* values, Py_ssize_t given,
+                  PyObject* keywords, Options& options) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+  if (self.takes == Takes::kNothing) return given == 0 && count == 0;
+  if (given < 1 || given > self.most_given()) return false;
+  if (given > 1 && !take_number(values[1], options.root)) return false;
+  if (given > 2 && !take_number(values[2], options.tag)) return false;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const keyword = PyTuple_GET_ITEM(keywords, i);
+    PyObject* const value = values[given + i];
     if (keyword == names->name) {
-      if (!PyUnicode_CheckExact(values[i])) return false;
-      options.name = values[i];
-    } else if (keyword == names->root_rank && self.has_root != 0) {
-      if (!take_root(values[i], options)) return false;
-    } else if (keyword != names->op || !take_reduction(self, values[i], options)) {
+      if (!PyUnicode_CheckExact(value)) return false;
+      options.name = value;
+    } else if (keyword == self.root) {
+      if (!take_number(value, options.root)) return false;
+    } else if (keyword == names->tag && self.has_tag != 0) {
+      if (!take_number(value, options.tag)) return false;
+    } else if (keyword != names->op || !take_reduction(self, value, options)) {
       return false;
     }
   }
-  return self.has_root == 0 || options.root >= 0;
+  return !self.has_root() || options.root >= 0;
 }
 
 // One tensor of a call.
@@ -229,48 +193,79 @@ bool find_operation(UsualCall& call) {
   return !has_name || !self.shared->has_fresh() || !self.shared->is_fresh(call.key());
 }
 
-// A new reference; nullptr with an exception.
-PyObject* make_output(const UsualCall& call, const Tensor& tensor) {
-  const DirectFunction& self = call.self;
+// How many rows a new output has.
+std::int64_t rows_of_output(const UsualCall& call, std::int64_t given) {
+  const std::int64_t size = call.engine.size();
+  if (call.self.output != DirectOutput::kPartRows) return given * size;
+  return given / size + (call.engine.rank() < given % size ? 1 : 0);
+}
+
+PyObject* make_output_with_rows(const UsualCall& call, const Tensor& tensor) {
   const TensorView& input = tensor.input;
-  if (self.rows == Rows::kSame) return PyObject_CallOneArg(self.empty_like, tensor.given);
-  const std::int64_t size = call.engine.size(), given = input.shape[0];
-  const std::int64_t rows = self.rows == Rows::kAll
-                                ? given * size
-                                : given / size + (call.engine.rank() < given % size ? 1 : 0);
+  const std::int64_t rows = rows_of_output(call, input.shape[0]);
   PyObject* const shape = PyTuple_New(input.ndim);
   for (std::int32_t i = 0; shape != nullptr && i < input.ndim; ++i) {
     PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(i == 0 ? rows : input.shape[i]));
   }
   PyObject* const output =
       PyErr_Occurred() == nullptr
-          ? PyObject_CallFunctionObjArgs(self.empty, tensor.given, shape, nullptr)
+          ? PyObject_CallFunctionObjArgs(call.self.empty, tensor.given, shape, nullptr)
           : nullptr;
   Py_XDECREF(shape);
   return output;
 }
 
+// A new reference to the tensor for the result, None if there is none; nullptr with an exception.
+PyObject* make_output(const UsualCall& call, const Tensor& tensor) {
+  switch (call.self.output) {
+    case DirectOutput::kNone:
+    case DirectOutput::kCoreRows:
+      return Py_NewRef(Py_None);
+    case DirectOutput::kInput:
+      return Py_NewRef(tensor.given);
+    case DirectOutput::kLikeInput:
+    case DirectOutput::kSameRows:
+      return PyObject_CallOneArg(call.self.empty_like, tensor.given);
+    case DirectOutput::kRootRows:
+      if (call.engine.rank() != call.options.root) return Py_NewRef(Py_None);
+      break;
+    case DirectOutput::kAllRows:
+    case DirectOutput::kPartRows:
+      break;
+  }
+  return make_output_with_rows(call, tensor);
+}
+
 // Opens a tensor and its output.
 bool open(const UsualCall& call, Tensor& tensor, hp_tensor& described) {
   const DirectFunction& self = call.self;
-  const bool in_place = self.empty_like == Py_None;
-  if (self.kind.api != nullptr && !in_place &&
+  if (self.kind.api != nullptr && !self.overwrites() &&
       !is_false(PyObject_GetAttr(tensor.given, names->requires_grad))) {
     return false;
   }
   const TensorView& input = tensor.input;
-  if (!open(self.kind, tensor.given, in_place, tensor.input)) return false;
-  if (self.collect != Py_None && input.ndim == 0) return false;
-  tensor.output = in_place ? Py_NewRef(tensor.given) : make_output(call, tensor);
+  if (!open(self.kind, tensor.given, self.overwrites(), tensor.input)) return false;
+  if (self.has_rows() && input.ndim == 0) return false;
+  tensor.output = make_output(call, tensor);
   if (tensor.output == nullptr) return false;
-  if (!in_place && !open(self.kind, tensor.output, true, tensor.made)) return false;
-  described = {input.data, in_place ? input.data : tensor.made.data, input.shape, input.ndim, 0};
+  const bool is_new = !self.overwrites() && tensor.output != Py_None;
+  if (is_new && !open(self.kind, tensor.output, true, tensor.made)) return false;
+  void* const output = self.overwrites() ? input.data : tensor.made.data;
+  described = {input.data, output, input.shape, input.ndim, 0};
   return true;
 }
 
-// Opens the tensor, or those of a group, which have one dtype.
-bool open_tensors(UsualCall& call, PyObject* given) {
-  if (call.self.is_group == 0) {
+// Opens the tensor, or those of a group, which have one dtype. `values`: the arguments.
+bool open_tensors(UsualCall& call, PyObject* const* values) {
+  if (call.self.takes == Takes::kNothing) {
+    call.input = Py_NewRef(Py_None);
+    call.output = Py_NewRef(Py_None);
+    call.tensors = {};
+    call.described = {};
+    return true;
+  }
+  PyObject* const given = values[0];
+  if (call.self.takes == Takes::kTensor) {
     call.input = Py_NewRef(given);
     call.one_tensor.given = given;
     if (!open(call, call.one_tensor, call.one_described)) return false;
@@ -303,15 +298,15 @@ bool open_tensors(UsualCall& call, PyObject* given) {
 // either case.
 bool open(UsualCall& call, PyObject* const* values, Py_ssize_t given, PyObject* keywords) {
   const DirectFunction& self = call.self;
-  if (given == 2 && !take_root(values[1], call.options)) return false;
-  if (!take_options(self, values + given, keywords, call.options)) return false;
-  if (!open_tensors(call, values[0])) return false;
+  if (!take_options(self, values, given, keywords, call.options)) return false;
+  if (!open_tensors(call, values)) return false;
   hp_submission& submission = call.submission;
   submission.struct_size = sizeof submission;
   submission.op = self.operation;
-  submission.dtype = call.tensors.front().input.dtype;
+  submission.dtype = call.tensors.empty() ? 0 : call.tensors.front().input.dtype;
   submission.reduce_op = call.options.reduction;
   submission.root = std::max(call.options.root, 0);
+  submission.tag = std::max(call.options.tag, 0);
   submission.device = -1;
   submission.prescale = submission.postscale = 1.0;
   submission.tensors = call.described.data();
@@ -350,14 +345,14 @@ PyObject* track(const UsualCall& call, hp_handle handle) {
 // Calls start(instance) with the tensors of a call.
 template <typename Start>
 hp_status submit(const UsualCall& call, Start&& start) {
-  const hp_tensor& first = call.described.front();
   hp_instance instance = {};
   instance.struct_size = sizeof instance;
-  instance.inputs = &first.input;
-  instance.outputs = &first.output;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  if (call.described.size() > 1) {
+  if (call.described.size() == 1) {
+    instance.inputs = &call.described.front().input;
+    instance.outputs = &call.described.front().output;
+  } else {
     for (const hp_tensor& tensor : call.described) {
       inputs.push_back(tensor.input);
       outputs.push_back(tensor.output);
@@ -410,17 +405,18 @@ PyObject* start(const UsualCall& call) {
   return number;
 }
 
-PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyObject* keywords) {
+}  // namespace
+
+PyObject* call_directly(PyObject* object, PyObject* const* values, std::size_t count,
+                        PyObject* keywords) {
   const auto& self = *reinterpret_cast<const DirectFunction*>(object);
 #ifndef Py_GIL_DISABLED  // the parts that functions share have no lock
-  const Py_ssize_t given = PyVectorcall_NARGS(count);
-  const bool may_be_usual = given == 1 || (given == 2 && self.has_root != 0);
-  if (may_be_usual && self.shared->engine() != nullptr) {
+  if (self.shared->engine() != nullptr) {
     UsualCall usual(self);
     PyObject* result = nullptr;
     bool is_usual = false;
     try {
-      is_usual = open(usual, values, given, keywords);
+      is_usual = open(usual, values, PyVectorcall_NARGS(count), keywords);
       if (is_usual) result = self.blocks != 0 ? perform(usual) : start(usual);
     } catch (py::error_already_set& error) {
       error.restore();
@@ -437,117 +433,13 @@ PyObject* call(PyObject* object, PyObject* const* values, std::size_t count, PyO
   return PyObject_Vectorcall(self.python, values, count, keywords);
 }
 
-// ---- what every type needs ----
-
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *python, *calls, *tensor_type, *exchange, *empty_like, *empty, *failed, *collect,
-      *prefix;
-  int operation = 0, blocks = 0, has_root = 0, rows = 0, is_group = 0;
-  unsigned int reductions = 0;
-  if (PyArg_ParseTuple(args, "OOO!OOOOOUiIppip", &python, &calls, &PyType_Type, &tensor_type,
-                       &exchange, &empty_like, &empty, &failed, &collect, &prefix, &operation,
-                       &reductions, &blocks, &has_root, &rows, &is_group) == 0) {
-    return nullptr;
-  }
-  const DlExchange* api = nullptr;
-  if (exchange != Py_None) {
-    api = static_cast<const DlExchange*>(PyCapsule_GetPointer(exchange, DlExchange::kName));
-    if (api == nullptr) return nullptr;
-    while (api != nullptr && api->major != kDlMajor) api = api->previous;
-    if (api == nullptr || api->describe == nullptr) {
-      PyErr_SetString(PyExc_ValueError, "the tensors cannot be described by DLPack 1");
-      return nullptr;
-    }
-  }
-  auto* const self = reinterpret_cast<DirectFunction*>(type->tp_alloc(type, 0));
-  if (self == nullptr) return nullptr;
-  self->vectorcall = call;
-  self->python = Py_NewRef(python);
-  self->calls = Py_NewRef(calls);
-  self->tensor_type = Py_NewRef(tensor_type);
-  self->exchange = Py_NewRef(exchange);
-  self->empty_like = Py_NewRef(empty_like);
-  self->empty = Py_NewRef(empty);
-  self->failed = Py_NewRef(failed);
-  self->collect = Py_NewRef(collect);
-  self->prefix = Py_NewRef(prefix);
-  self->named = PyDict_New();
-  if (self->named == nullptr) {
-    Py_DECREF(self);
-    return nullptr;
-  }
-  self->shared = &py::handle(calls).cast<const DirectCalls&>();
-  auto* const of = reinterpret_cast<PyTypeObject*>(tensor_type);
-  self->kind = {of, api, api == nullptr && has_known_structure(of)};
-  self->blocks = blocks;
-  self->has_root = has_root;
-  self->is_group = is_group;
-  self->rows = static_cast<Rows>(rows);
-  self->operation = operation;
-  self->reductions = reductions;
-  return reinterpret_cast<PyObject*>(self);
-}
-
-void destroy_function(PyObject* object) {
-  if (self_of<DirectFunction>(object).weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  destroy<DirectFunction>(object);
-}
-
-// As a function of Python, it is a method of the objects of a class of which it is an attribute.
-PyObject* bind(PyObject* self, PyObject* of, PyObject*) {
-  return of == nullptr || of == Py_None ? Py_NewRef(self) : PyMethod_New(self, of);
-}
-
-// As a function of Python, it is pickled by its name, and is its own copy.
-PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
-
-PyObject* represent(PyObject* self) {
-  PyObject* const name = PyObject_GetAttrString(self, "__qualname__");
-  if (name == nullptr) return nullptr;
-  PyObject* const text = PyUnicode_FromFormat("<function %U>", name);
-  Py_DECREF(name);
-  return text;
-}
-
-std::array function_methods = {PyMethodDef{"__reduce__", reduce, METH_NOARGS, nullptr},
-                               PyMethodDef{}};
-std::array function_members = {
-    PyMemberDef{"__vectorcalloffset__", T_PYSSIZET, offsetof(DirectFunction, vectorcall), READONLY,
-                nullptr},
-    PyMemberDef{"__dictoffset__", T_PYSSIZET, offsetof(DirectFunction, dict), READONLY, nullptr},
-    PyMemberDef{"__weaklistoffset__", T_PYSSIZET, offsetof(DirectFunction, weak_references),
-                READONLY, nullptr},
-    PyMemberDef{}};
-std::array function_attributes = {
-    PyGetSetDef{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
-    PyGetSetDef{}};
-
-std::array function_slots = {slot(Py_tp_new, create),
-                             slot(Py_tp_call, PyVectorcall_Call),
-                             slot(Py_tp_traverse, traverse<DirectFunction>),
-                             slot(Py_tp_clear, clear<DirectFunction>),
-                             slot(Py_tp_dealloc, destroy_function),
-                             slot(Py_tp_descr_get, bind),
-                             slot(Py_tp_repr, represent),
-                             PyType_Slot{Py_tp_methods, function_methods.data()},
-                             PyType_Slot{Py_tp_members, function_members.data()},
-                             PyType_Slot{Py_tp_getset, function_attributes.data()},
-                             PyType_Slot{0, nullptr}};
-PyType_Spec function_spec = {"horoplug._native.DirectFunction", sizeof(DirectFunction), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                             function_slots.data()};
-
-}  // namespace
-
 void add_direct_calls(py::module_& module) {
   using namespace py::literals;
   names = new Names;  // as long as the process runs
   py::class_<DirectCalls>(module, "DirectCalls")
       .def(py::init<py::set, py::dict, py::object>(), "fresh"_a, "operations"_a, "numbers"_a)
       .def("use", &DirectCalls::use, "engine"_a);
-  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&function_spec));
-  if (!type) throw py::error_already_set();
-  module.attr("DirectFunction") = type;
+  add_direct_function(module);
   add_direct_operation(module);
 }
 

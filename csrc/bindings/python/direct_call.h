@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
+
 namespace horoplug::python {
 
 class Engine;
@@ -41,7 +43,11 @@ class DirectCalls {
   Engine* engine_ = nullptr;
 };
 
-// Adds DirectCalls and DirectFunction to the module.
+// A call of a DirectFunction, as Python's protocol `vectorcall` has it.
+PyObject* call_directly(PyObject* function, PyObject* const* values, std::size_t count,
+                        PyObject* keywords);
+
+// Adds DirectCalls, DirectFunction and DirectOperation to the module.
 void add_direct_calls(pybind11::module_& module);
 
 }  // namespace horoplug::python

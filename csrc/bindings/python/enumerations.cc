@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "direct_function.h"
 #include "horoplug/horoplug.h"
 
 namespace py = pybind11;
@@ -55,6 +56,23 @@ constexpr Member kMpiOnGpu[] = {
     {"ALL", HP_MPI_ON_GPU_ALL},
 };
 
+constexpr Member kTakes[] = {
+    {"NOTHING", static_cast<int>(Takes::kNothing)},
+    {"TENSOR", static_cast<int>(Takes::kTensor)},
+    {"GROUP", static_cast<int>(Takes::kGroup)},
+};
+
+constexpr Member kDirectOutputs[] = {
+    {"NONE", static_cast<int>(DirectOutput::kNone)},
+    {"INPUT", static_cast<int>(DirectOutput::kInput)},
+    {"LIKE_INPUT", static_cast<int>(DirectOutput::kLikeInput)},
+    {"SAME_ROWS", static_cast<int>(DirectOutput::kSameRows)},
+    {"ALL_ROWS", static_cast<int>(DirectOutput::kAllRows)},
+    {"PART_ROWS", static_cast<int>(DirectOutput::kPartRows)},
+    {"ROOT_ROWS", static_cast<int>(DirectOutput::kRootRows)},
+    {"CORE_ROWS", static_cast<int>(DirectOutput::kCoreRows)},
+};
+
 // The names of the operations, in capitals.
 py::dict operations() {
   py::dict values;
@@ -98,6 +116,8 @@ void add_enumerations(py::module_& module) {
   add_enumeration(module, "ReduceOp", values_of(kReduceOps));
   add_enumeration(module, "Tunable", values_of(kTunables));
   add_enumeration(module, "MpiOnGpu", values_of(kMpiOnGpu));
+  add_enumeration(module, "Takes", values_of(kTakes));
+  add_enumeration(module, "DirectOutput", values_of(kDirectOutputs));
   module.def("dtypes", &dtypes);
   module.def("dtype_size", &hp_dtype_size, "dtype"_a);
 }

@@ -1,0 +1,142 @@
+#include "direct_function.h"
+
+#include <structmember.h>
+
+#include <utility>
+
+#include "dlpack_layout.h"
+#include "object_type.h"
+
+namespace py = pybind11;
+
+namespace horoplug::python {
+namespace {
+
+// The functions of DLPack by which C reads tensors: nullptr with an exception if there are none.
+const DlExchange* functions_of(PyObject* exchange) {
+  const auto* api =
+      static_cast<const DlExchange*>(PyCapsule_GetPointer(exchange, DlExchange::kName));
+  if (api == nullptr) return nullptr;
+  while (api != nullptr && api->major != kDlMajor) api = api->previous;
+  if (api != nullptr && api->describe != nullptr) return api;
+  PyErr_SetString(PyExc_ValueError, "the tensors cannot be described by DLPack 1");
+  return nullptr;
+}
+
+bool find_kind(const DirectFunction& self, TensorKind& kind) {
+  kind = {};
+  if (self.tensor_type == Py_None) return true;
+  kind.type = reinterpret_cast<PyTypeObject*>(self.tensor_type);
+  if (self.exchange == Py_None) {
+    kind.by_structure = has_known_structure(kind.type);
+    return true;
+  }
+  kind.api = functions_of(self.exchange);
+  return kind.api != nullptr;
+}
+
+// Takes over a description. Returns false with an exception.
+bool describe(DirectFunction& self, PyObject* args, PyObject* keywords) {
+  // The parser takes them as char* for the sake of old callers, and does not change them.
+  std::array<const char*, 17> names = {
+      "python",     "calls",      "failed",  "prefix",  "operation", "tensor_type",
+      "exchange",   "empty_like", "empty",   "collect", "takes",     "output",
+      "reductions", "root",       "has_tag", "blocks",  nullptr};
+  PyObject *python, *calls, *failed, *prefix;
+  PyObject *tensor_type = Py_None, *exchange = Py_None, *empty_like = Py_None, *empty = Py_None;
+  PyObject *collect = Py_None, *root = Py_None;
+  int takes = 0, output = 0;
+  if (PyArg_ParseTupleAndKeywords(
+          args, keywords, "OOOUi|$OOOOOiiIOpp", const_cast<char**>(names.data()), &python, &calls,
+          &failed, &prefix, &self.operation, &tensor_type, &exchange, &empty_like, &empty, &collect,
+          &takes, &output, &self.reductions, &root, &self.has_tag, &self.blocks) == 0) {
+    return false;
+  }
+  self.takes = static_cast<Takes>(takes);
+  self.output = static_cast<DirectOutput>(output);
+  for (const auto& [member, given] : {std::pair{&self.python, python},
+                                      {&self.calls, calls},
+                                      {&self.tensor_type, tensor_type},
+                                      {&self.exchange, exchange},
+                                      {&self.empty_like, empty_like},
+                                      {&self.empty, empty},
+                                      {&self.failed, failed},
+                                      {&self.collect, collect},
+                                      {&self.prefix, prefix},
+                                      {&self.root, root}}) {
+    *member = Py_NewRef(given);
+  }
+  if (root != Py_None) PyUnicode_InternInPlace(&self.root);
+  self.named = PyDict_New();
+  if (self.named == nullptr || !find_kind(self, self.kind)) return false;
+  self.shared = &py::handle(calls).cast<const DirectCalls&>();
+  return true;
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  PyObject* const made = type->tp_alloc(type, 0);
+  if (made == nullptr) return nullptr;
+  auto& self = self_of<DirectFunction>(made);
+  self.vectorcall = call_directly;
+  if (describe(self, args, keywords)) return made;
+  Py_DECREF(made);
+  return nullptr;
+}
+
+void destroy_function(PyObject* object) {
+  if (self_of<DirectFunction>(object).weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  destroy<DirectFunction>(object);
+}
+
+// As a function of Python, it is a method of the objects of a class of which it is an attribute.
+PyObject* bind(PyObject* self, PyObject* of, PyObject*) {
+  return of == nullptr || of == Py_None ? Py_NewRef(self) : PyMethod_New(self, of);
+}
+
+// As a function of Python, it is pickled by its name, and is its own copy.
+PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
+
+PyObject* represent(PyObject* self) {
+  PyObject* const name = PyObject_GetAttrString(self, "__qualname__");
+  if (name == nullptr) return nullptr;
+  PyObject* const text = PyUnicode_FromFormat("<function %U>", name);
+  Py_DECREF(name);
+  return text;
+}
+
+std::array methods = {PyMethodDef{"__reduce__", reduce, METH_NOARGS, nullptr}, PyMethodDef{}};
+std::array members = {
+    PyMemberDef{"__vectorcalloffset__", T_PYSSIZET, offsetof(DirectFunction, vectorcall), READONLY,
+                nullptr},
+    PyMemberDef{"__dictoffset__", T_PYSSIZET, offsetof(DirectFunction, dict), READONLY, nullptr},
+    PyMemberDef{"__weaklistoffset__", T_PYSSIZET, offsetof(DirectFunction, weak_references),
+                READONLY, nullptr},
+    PyMemberDef{}};
+std::array attributes = {
+    PyGetSetDef{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    PyGetSetDef{}};
+
+std::array function_slots = {slot(Py_tp_new, create),
+                             slot(Py_tp_call, PyVectorcall_Call),
+                             slot(Py_tp_traverse, traverse<DirectFunction>),
+                             slot(Py_tp_clear, clear<DirectFunction>),
+                             slot(Py_tp_dealloc, destroy_function),
+                             slot(Py_tp_descr_get, bind),
+                             slot(Py_tp_repr, represent),
+                             PyType_Slot{Py_tp_methods, methods.data()},
+                             PyType_Slot{Py_tp_members, members.data()},
+                             PyType_Slot{Py_tp_getset, attributes.data()},
+                             PyType_Slot{0, nullptr}};
+PyType_Spec function_spec = {"horoplug._native.DirectFunction", sizeof(DirectFunction), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                             function_slots.data()};
+
+}  // namespace
+
+void add_direct_function(py::module_& module) {
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&function_spec));
+  if (!type) throw py::error_already_set();
+  module.attr("DirectFunction") = type;
+}
+
+}  // namespace horoplug::python
