@@ -11,6 +11,8 @@ The time of an iteration is the time on its slowest rank. ``time`` is the median
 percentile, ``spread`` the interquartile range over the median. ``algbw`` is size over time; ``busbw`` is the least
 number of bytes that each rank must send or receive, over time (nccl-tests, doc/PERFORMANCE.md), in 10^9 bytes per
 second. Buffers hold zeros in timed iterations, and other values for the check of the results.
+``cores`` is the time of a cache line from one core to another and back, the larger one of before and after the size:
+in a virtual machine, cores may share a cache at one time and not at another, which changes all figures several times.
 ``sendrecv`` is a round trip between pairs of ranks: one sends and then receives, the other answers. ``barrier`` has no
 data and is measured once, in the row of the smallest size.
 """
@@ -50,6 +52,7 @@ COLUMNS = {
     "algbw": Column("algbw", "GB/s", ".3f", 8),
     "busbw": Column("busbw", "GB/s", ".3f", 8),
     "ratio": Column("ratio", "x", ".2f", 7),
+    "trip": Column("cores", "ns", ".0f", 6),
     "wrong": Column("#wrong", form="d", width=6),
 }
 
@@ -59,12 +62,16 @@ def sweep(args: Any, hvd: Any, libraries: list[Peer], record: Record) -> None:
     ranks, dtype = hvd.size(), find_dtype(args.dtype)
     wanted = sizes(args.begin, args.end, args.factor)
     bus_factor = COLLECTIVES[args.collective].bus_factor(ranks)
+    before = record.measure_cores()
     for size, case in cases(args.collective, dtype, args.op, wanted, ranks):
         prepared = [library.prepare(case) for library in libraries]
         wrong = [wrong_elements(hvd, case, one) for one in prepared]
         own = None
         iterations = args.iterations or iterations_of(size)
         times = alternate(hvd, [one.run for one in prepared], iterations)
+        after = record.measure_cores()
+        trip = max((trip for trip in (before, after) if trip is not None), default=None)
+        before = after
         for library, seconds, bad in zip(libraries, times, wrong, strict=True):
             summary = Summary.of(seconds)
             own = own or summary.median
@@ -79,6 +86,7 @@ def sweep(args: Any, hvd: Any, libraries: list[Peer], record: Record) -> None:
                 algbw=size / summary.median / 1e9,
                 busbw=size / summary.median / 1e9 * bus_factor,
                 ratio=summary.median / own,
+                trip=trip,
                 wrong=bad,
             )
 

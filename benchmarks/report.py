@@ -55,6 +55,7 @@ KEPT = (
     "machine",
     "started",
     "load",
+    "round_trips",
     "plots",
     "wrong",
 )
@@ -121,7 +122,7 @@ def packed(records: Iterable[Record]) -> dict[str, Any]:
     short = []
     for record in records:
         columns = plotted(record)
-        kept = {key: record[key] for key in KEPT}
+        kept = {key: record[key] for key in KEPT if key in record}
         kept["machine"] = number(machines, record["machine"])
         kept["about"] = number(abouts, record["about"])
         kept["columns"] = {name: record["columns"][name] for name in columns}
@@ -279,6 +280,14 @@ def picture(records: list[Record], drawings: dict[str, str]) -> list[str]:
     return []
 
 
+def measured(record: Record) -> str:
+    """The command, and the time between two cores meanwhile, which older records do not have."""
+    trips = record.get("round_trips")
+    if not trips:
+        return str(record["command"])
+    return f"{record['command']}  # cores: {min(trips):.0f} to {max(trips):.0f} ns"
+
+
 def section(records: list[Record], drawings: dict[str, str]) -> list[str]:
     """The text of a section. Adds its drawing to ``drawings``: SVG by file name."""
     first = records[0]
@@ -295,7 +304,7 @@ def section(records: list[Record], drawings: dict[str, str]) -> list[str]:
             for row in record["rows"]
         )
         text += [*table((label(first, column) for column in columns), rows), ""]
-    text += ["Measured by:", "", *(f"    {record['command']}" for record in records), ""]
+    text += ["Measured by:", "", *(f"    {measured(record)}" for record in records), ""]
     return text
 
 
@@ -334,8 +343,14 @@ def page(records: list[Record], drawings: dict[str, str]) -> str:
         f"Runs from {started[0]} to {started[-1]}; load average before and after them from {min(loads):.2f} to "
         f"{max(loads):.2f},",
         f"including the benchmarks' own processes. Wrong results: {sum(record['wrong'] for record in records)}.",
-        "",
     ]
+    if any(record.get("round_trips") for record in records):
+        text += [
+            "`cores` is how long a cache line took from one core to another and back before, during and after a run:",
+            "several times as long while a virtual machine has cores that share no cache. Compare runs in which it is",
+            "alike.",
+        ]
+    text += [""]
     for machine in machines(records):
         text += [*table(["machine", ""], machine.items()), ""]
     for group in groups:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("numpy", "torch", "mpi4py", "horovod")
+
+
+ROUND_TRIP = Path(__file__).resolve().parents[2] / "build/release/bin/core_round_trip_bench"
 
 
 def describe() -> dict[str, str]:
@@ -34,6 +38,18 @@ def describe() -> dict[str, str]:
 def load() -> float:
     """The load average of the last minute, which includes the benchmark's own processes."""
     return os.getloadavg()[0]
+
+
+def round_trip() -> float | None:
+    """How many nanoseconds a cache line takes from one core to another and back: several times as many while a virtual
+    machine has cores that share no cache. Takes a few milliseconds. None if the program is not built (make
+    cpp-release) or there is one core only."""
+    try:
+        return float(
+            subprocess.run([ROUND_TRIP], capture_output=True, check=True, timeout=10).stdout
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _memory() -> str:

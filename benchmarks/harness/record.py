@@ -1,7 +1,8 @@
 """The output of a benchmark: a table while it runs, and a JSON file in a common format, which ``report.py`` reads.
 
 A JSON file is one object: ``format``, ``benchmark``, ``title``, ``about``, ``command``, ``ranks``, ``options``,
-``machine``, ``started``, ``columns`` (title, unit and form by name), ``plots``, ``load`` (before and after), ``notes``
+``machine``, ``started``, ``columns`` (title, unit and form by name), ``plots``, ``load`` (before and after),
+``round_trips`` (nanoseconds between two cores, before, perhaps between the rows, and after), ``notes``
 (sentences that were made from the rows), ``wrong`` (results that were not as expected; a benchmark that has any ends
 with status 1) and ``rows`` (a value or null for every column).
 """
@@ -77,15 +78,24 @@ class Record:
         }
         self.notes: list[str] = []
         self.load = {"before": machine.load()}
+        self.round_trips: list[float] = []
+        trip = self.measure_cores()
         self._say(f"# {title}")
         for peer in peers:
             self.version(peer)
         where = ", ".join(f"{name} {value}" for name, value in described.items())
-        self._say(f"# {where}; load {self.load['before']:.2f}")
+        between = "" if trip is None else f"; {trip:.0f} ns between two cores and back"
+        self._say(f"# {where}; load {self.load['before']:.2f}{between}")
         self._say("#" + " ".join(f"{c.title:>{c.width}}" for c in columns.values()))
         units = [f"({c.unit})" if c.unit else "" for c in columns.values()]
         line = zip(units, columns.values(), strict=True)
         self._say("#" + " ".join(f"{unit:>{c.width}}" for unit, c in line))
+
+    def measure_cores(self) -> float | None:
+        """See :func:`machine.round_trip`. The first rank measures; the others should be asleep meanwhile."""
+        trip = machine.round_trip() if self.speaks else None
+        self.round_trips += [] if trip is None else [trip]
+        return trip
 
     def row(self, **values: Any) -> None:
         """Add a row; missing columns are null. ``wrong``: the number of wrong results."""
@@ -111,10 +121,17 @@ class Record:
     def end(self, path: str | None) -> int:
         """Write the JSON file, if one was requested. Returns the exit status."""
         self.load["after"] = machine.load()
+        self.measure_cores()
         if "wrong" in self.columns:
             self.note(f"wrong results: {self.wrong}")
         if self.speaks and path:
-            rest = {"load": self.load, "notes": self.notes, "wrong": self.wrong, "rows": self.rows}
+            rest = {
+                "load": self.load,
+                "round_trips": self.round_trips,
+                "notes": self.notes,
+                "wrong": self.wrong,
+                "rows": self.rows,
+            }
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(_compact({**self.head, **rest}) + "\n")
         return 1 if self.wrong else 0

@@ -20,7 +20,7 @@ import gpu  # noqa: E402
 import raw  # noqa: E402
 import suite  # noqa: E402
 import summary  # noqa: E402
-from harness import gpu_results, models, mpi  # noqa: E402
+from harness import gpu_results, machine, models, mpi  # noqa: E402
 
 from tests.gpu.device import results as seen  # noqa: E402
 from tests.harness.limits import scaled  # noqa: E402
@@ -47,6 +47,10 @@ def record(path):
     assert found["command"].startswith(f"python benchmarks/{found['benchmark']}.py ")
     assert found["machine"].keys() >= {"processor", "cores", "memory", "kernel", "horoplug"}
     assert found["load"].keys() == {"before", "after"}
+    # Before and after, and between the rows of a sweep.
+    has_program = machine.ROUND_TRIP.exists() and len(os.sched_getaffinity(0)) > 1
+    assert len(found["round_trips"]) >= 2 * has_program
+    assert all(1 < trip < 1e6 for trip in found["round_trips"])
     for row in found["rows"]:
         assert row.keys() == found["columns"].keys()
     for plot in found["plots"]:
