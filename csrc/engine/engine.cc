@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/time.h"
@@ -39,10 +40,11 @@ std::vector<std::vector<std::unique_ptr<Stream>>> take_lanes(EngineConfig& confi
   return lanes;
 }
 
-int ranks_on_this_host(const EngineConfig& config) {
+// How many of the first `count` ranks are on this host.
+int ranks_here(const EngineConfig& config, std::size_t count) {
   const int here = config.self().host;
-  return static_cast<int>(std::count_if(config.members.begin(), config.members.end(),
-                                        [&](const Member& m) { return m.host == here; }));
+  return static_cast<int>(
+      std::ranges::count(std::span(config.members).first(count), here, &Member::host));
 }
 
 }  // namespace
@@ -109,8 +111,10 @@ Engine::Engine(EngineConfig config, std::shared_ptr<HandleTable> handles)
       dispatcher_(lifecycle_, mesh_, handshake_, registry_, point_to_point_, stalls_, suspicion_,
                   peers_, tracing_),
       loop_(*this, mesh_, *doorbell_,
-            has_fewer_processors_than(ranks_on_this_host(config_), config_.options.processor_quota),
-            config_.rank) {
+            has_fewer_processors_than(ranks_here(config_, config_.members.size()),
+                                      config_.options.processor_quota),
+            config_.rank, ranks_here(config_, static_cast<std::size_t>(config_.rank)),
+            ranks_here(config_, config_.members.size())) {
   handshake_.begin();
   loop_.start();
   const int cpu = config_.options.progress_cpu;

@@ -119,14 +119,17 @@ template <typename Work>
 class ProgressLoop {
  public:
   // `crowded`: the ranks of this host outnumber its processors, so that spinning delays the peers.
-  // `rank`: this one, for messages.
-  ProgressLoop(Work& work, Mesh& mesh, Doorbell& doorbell, bool crowded, int rank)
+  // `rank`: this one, for messages. `place`: its index among the `ranks` of this host.
+  ProgressLoop(Work& work, Mesh& mesh, Doorbell& doorbell, bool crowded, int rank, int place = 0,
+               int ranks = 1)
       : work_(work),
         mesh_(mesh),
         doorbell_(doorbell),
         ownership_(mesh, doorbell),
         crowded_(crowded),
-        who_("rank " + std::to_string(rank) + ": ") {}
+        who_("rank " + std::to_string(rank) + ": "),
+        spin_budget_(crowded ? SpinBudget::kMostYielding : SpinBudget::kMost),
+        home_processor_(crowded ? home_of(place, ranks) : -1) {}
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
@@ -198,6 +201,7 @@ class ProgressLoop {
   // Used by the thread that holds the loop.
   SpinBudget spin_budget_;
   SharedProcessor shared_processor_;
+  HomeProcessor home_processor_;
   bool socket_traffic_ = false;  // the last caller that ran the loop moved data over sockets
   SteadyTime watch_due_;         // when deadlines are checked though there is something to do
   unsigned busy_steps_ = 0;
@@ -342,7 +346,9 @@ void ProgressLoop<Work>::run_until_done(Wait& wait, Seconds timeout) {
   }
   if (wait.done() && spin_budget_.waiting()) spin_budget_.found(steady_now());
   socket_traffic_ = mesh_.socket_bytes() != bytes;
+  const bool goes_home = crowded_ && home_processor_.ended(::sched_getcpu(), time);
   release();
+  if (goes_home) go_to_processor(home_processor_.number());
 }
 
 // Sleeps as the thread that holds the loop.

@@ -8,6 +8,11 @@
 // spinning has paid and halves when it has not, down to zero with an occasional try. Ranks that all
 // sleep wait for each other's wake-ups. To end that, a try is as long as the last sleeps, and the
 // budget after it suffices for as long a wait, until the peer tries, too.
+//
+// Where ranks outnumber the processors, a thread yields instead, which costs those nothing that
+// have work to do. Its budget is larger: ranks that sleep leave processors idle, from which it
+// takes others long to come back, so that the waits of all exceed a small budget and all go on
+// sleeping.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +24,15 @@ namespace horoplug {
 
 class SpinBudget {
  public:
-  static constexpr Seconds kMost{200e-6};  // unless a longer wait has paid
+  // Unless a longer wait has paid.
+  static constexpr Seconds kMost{200e-6};
+  static constexpr Seconds kMostYielding{1e-3};
   static constexpr Seconds kLeast{5e-6};
   static constexpr Seconds kTry{20e-6};
   static constexpr Seconds kLongestTry{1500e-6};
   static constexpr int kRests = 16;  // waits without spinning between two tries
+
+  explicit SpinBudget(Seconds most = kMost) : most_(most), budget_(most) {}
 
   // There is nothing to do at `time`. Whether to look again at once instead of sleeping.
   bool spin(SteadyTime time) {
@@ -38,7 +47,7 @@ class SpinBudget {
     if (slept_) {
       sleeps_ += (std::min(time - until_, 2 * kLongestTry) - sleeps_) / 4;
     } else {
-      budget_ = std::min(2 * (until_ - since_), std::max(kMost, 2 * (time - since_)));
+      budget_ = std::min(2 * (until_ - since_), std::max(most_, 2 * (time - since_)));
     }
   }
   // This wait may not spin: an earlier part of it has.
@@ -47,7 +56,7 @@ class SpinBudget {
     slept_ = true;
   }
   // What the last attempts have shown does not hold any more.
-  void renew() { budget_ = std::max(budget_, kMost); }
+  void renew() { budget_ = std::max(budget_, most_); }
   // The present wait is over without a result.
   void forget() { waiting_ = false; }
   bool waiting() const { return waiting_; }
@@ -69,7 +78,8 @@ class SpinBudget {
   }
   static Seconds less(Seconds budget) { return budget / 2 < kLeast ? Seconds::zero() : budget / 2; }
 
-  Seconds budget_ = kMost;
+  const Seconds most_;
+  Seconds budget_;
   Seconds sleeps_ = kTry;  // a moving average of the length of sleeps, limited to 2 * kLongestTry
   int rests_ = 0;
   // The present wait.

@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +13,7 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "engine/loop/spin_budget.h"
 #include "harness/cluster.h"
@@ -409,6 +412,88 @@ TEST_CASE("a thread that leaves a processor may run on the same processors as be
     CHECK(CPU_EQUAL(&only, &after));
     CHECK(::sched_getcpu() == from);
   }).join();
+}
+
+TEST_CASE("a rank that is elsewhere for many operations in quick succession goes home") {
+  HomeProcessor home(0);
+  SteadyTime now = steady_now();
+  // Operations until it goes home, at most so many, of this duration.
+  const auto goes_within = [&](int most, int here, Seconds each) {
+    for (int i = 1; i <= most; ++i) {
+      now += each;
+      if (home.ended(here, now)) return i;
+    }
+    return 0;
+  };
+  constexpr Seconds kQuick{10e-6};
+  CHECK(goes_within(1000, 0, kQuick) == 0);
+  CHECK(goes_within(1000, 1, Seconds(1e-3)) == 0);  // it does not only wait
+  CHECK(goes_within(HomeProcessor::kInARow - 1, 1, kQuick) == 0);
+  CHECK(goes_within(1, 0, kQuick) == 0);  // it was at home meanwhile
+  CHECK(goes_within(1000, 1, kQuick) == HomeProcessor::kInARow);
+  // A move that lasts is followed by another one when it is needed.
+  now += HomeProcessor::kLasts + HomeProcessor::kLeastPause;
+  CHECK(goes_within(1000, 1, kQuick) == HomeProcessor::kInARow);
+  // Moves that do not last become rare.
+  SteadyTime last = now;
+  Seconds pause{};
+  for (int i = 0; i < 15; ++i) {
+    while (!home.ended(1, now)) now += kQuick;
+    CHECK(now - last >= std::min(pause, HomeProcessor::kMostPause));
+    CHECK(now - last <= HomeProcessor::kMostPause + Seconds(0.1));
+    pause = now - last;
+    last = now;
+  }
+  CHECK(pause > Seconds(5));
+
+  HomeProcessor none;
+  for (int i = 0; i < 1000; ++i) CHECK_FALSE(none.ended(1, now += kQuick));
+}
+
+TEST_CASE("ranks have homes that are distributed evenly over the processors") {
+  cpu_set_t allowed;
+  REQUIRE(::sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  const int processors = CPU_COUNT(&allowed);
+  CHECK(home_of(0, processors * HomeProcessor::kMostRanks + 1) == -1);
+  if (processors == ::sysconf(_SC_NPROCESSORS_ONLN)) {
+    std::vector<int> ranks(CPU_SETSIZE);
+    for (int place = 0; place < 2 * processors; ++place) {
+      const int home = home_of(place, 2 * processors);
+      REQUIRE(home >= 0);
+      CHECK(CPU_ISSET(static_cast<std::size_t>(home), &allowed));
+      CHECK(++ranks[static_cast<std::size_t>(home)] <= 2);
+    }
+  }
+  // A thread that is restricted to some of the processors has no home, and keeps its restriction.
+  std::thread([&] {
+    const int home = home_of(processors - 1, processors);
+    go_to_processor(home);
+    cpu_set_t after;
+    REQUIRE(::sched_getaffinity(0, sizeof after, &after) == 0);
+    CHECK(CPU_EQUAL(&allowed, &after));
+    go_to_processor(-1);
+    if (processors == 1) return;
+    const int here = ::sched_getcpu();
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(static_cast<std::size_t>(here), &only);
+    REQUIRE(::sched_setaffinity(0, sizeof only, &only) == 0);
+    CHECK(home_of(0, processors) == -1);
+    for (int processor = 0; processor < CPU_SETSIZE; ++processor) go_to_processor(processor);
+    REQUIRE(::sched_getaffinity(0, sizeof after, &after) == 0);
+    CHECK(CPU_EQUAL(&only, &after));
+    CHECK(::sched_getcpu() == here);
+  }).join();
+}
+
+TEST_CASE("a thread that yields may wait longer than one that spins") {
+  SpinBudget spins, yields(SpinBudget::kMostYielding);
+  constexpr double kWait = 500e-6;
+  CHECK(wait_once(spins, kWait, 0) < kWait);
+  CHECK(wait_once(yields, kWait, 0) >= kWait);
+  // It learns as well that waiting does not pay.
+  for (int i = 0; i < 12; ++i) wait_once(yields, 1.0, 0);
+  CHECK(wait_once(yields, 1.0, 0) < SpinBudget::kTry.count());
 }
 
 TEST_CASE("a renewed spin budget does not remember that spinning has not paid") {
