@@ -1,5 +1,5 @@
-"""torch.compile of whole training steps with a DistributedOptimizer: horoplug breaks a graph once, in ``step``, where it
-waits for the gradients, and nothing of it is compiled. The results are those without a compiler."""
+"""torch.compile of whole training steps with a DistributedOptimizer: horoplug breaks a graph once, where ``step`` waits
+for the gradients, and nothing of it is compiled. The results are those without a compiler."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def check_breaks(backend, kinds):
         # That of _before_step. PyTorch's own in the step of an optimizer is not there, for which it makes up.
         assert now[1] <= breaks + 1, f"{kind}: {because}"
         assert now[2] <= functions + 2, f"{kind}: {because}"
-        torch.testing.assert_close(found, trained(OPTIONS[kind], ""), msg=lambda m, kind=kind: f"{kind}: {m}")  # fmt: skip
+        torch.testing.assert_close(found, trained(OPTIONS[kind], ""))
     torch._dynamo.reset()
 
 
