@@ -18,8 +18,8 @@ torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadca
 torch-horoplug   the same with ``torch.distributed``'s backend horoplug
 horovod          Horovod's ``DistributedOptimizer``
 
-With ``--compile``, each variant but ``alone`` and ``apart, DDP`` has a second one, ``…, compiled``: the same step in one
-function that ``torch.compile`` has compiled (with Inductor, which needs a C++ compiler).
+With ``--compile``, each variant but ``alone`` and ``apart, DDP`` has a second one, ``…, compiled``: the same step in
+one function that ``torch.compile`` has compiled (with Inductor, which needs a C++ compiler).
 
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
 check: after one step, all parameters equal those of a step with the mean of the ranks' gradients.

@@ -97,6 +97,7 @@ class Group(_Base):  # type: ignore[misc]
         )
         self._streams = [(fd, os.fstat(fd)) for fd in self._connections.streams]
         self._operations = Operations(self._engine, self._who, self)
+        self._operations.direct = DirectGroup(self._engine)
         self._allow_direct_calls()
         close_in_children(self)
         _open.add(self)

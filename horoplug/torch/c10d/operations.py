@@ -74,8 +74,8 @@ class Operations:
         """``who``: names the group and this rank in error texts."""
         self._engine = engine
         self._group = weakref.ref(group)
-        self.direct = DirectGroup(engine)
-        """For the calls of the group that the core performs without Python."""
+        self.direct: DirectGroup | None = None
+        """For the calls of the group that go to the core without Python."""
         self.who = who
         self.phrase_for_lost_rank = ""
         """Appended to the error of an operation that fails because another rank has ended."""
