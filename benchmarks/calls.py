@@ -90,11 +90,12 @@ def of_functions(hvd: Any, make: Callable[[int], Any]) -> Framework:
 
 
 def of_groups(torch: Any) -> Framework:
-    dist = torch.distributed
+    dist: Any = torch.distributed
+    group_class: Any = dist.ProcessGroup
     low = dist.ReduceOp.MIN
     one, several = torch.ones(1), [torch.ones(256) for _ in range(MANY)]
 
-    class Nothing(dist.ProcessGroup):  # type: ignore[misc]
+    class Nothing(group_class):  # type: ignore[misc]
         def allreduce(self, tensors: Any, opts: Any = None) -> None:
             pass
 

@@ -227,10 +227,9 @@ class Operations:
             target=self._complete_when_done, name="horoplug futures", daemon=True
         )
         thread.start()
-        assert thread.ident is not None
-        self.direct.callback_thread = (
-            thread.ident
-        )  # before it completes a future, for which it needs the lock
+        if self.direct is not None and thread.ident is not None:
+            # Before it completes a future, for which it needs the lock that the caller has.
+            self.direct.callback_thread = thread.ident
         return thread
 
     def in_callback(self) -> bool:
