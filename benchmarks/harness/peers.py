@@ -289,8 +289,7 @@ class BareTcp(Peer):
 
 
 PEERS: dict[str, type[Peer]] = {
-    peer.name: peer
-    for peer in (TorchGloo, TorchHoroplug, HoroplugTorch, Mpi4py, Horovod, BareTcp)
+    peer.name: peer for peer in (TorchGloo, TorchHoroplug, HoroplugTorch, Mpi4py, Horovod, BareTcp)
 }
 
 
