@@ -4,8 +4,9 @@
     python benchmarks/allreduce.py -np 2 --collective allgather --dtype float16     (starts the ranks itself)
 
 ``--peer torch-gloo``, ``--peer mpi4py`` or ``--peer horovod`` measures that library in the same run, in alternating
-blocks of iterations; ``ratio`` is the library's median over horoplug's median. With ``-np``, mpirun starts the ranks if
-a peer needs MPI; ``--peer mpi4py:mpich`` selects one of several MPIs.
+blocks of iterations, ``--peer horoplug-torch`` horoplug's functions on PyTorch tensors, and ``--peer torch-horoplug``
+``torch.distributed`` on horoplug; ``ratio`` is the library's median over horoplug's median. With ``-np``, mpirun starts
+the ranks if a peer needs MPI; ``--peer mpi4py:mpich`` selects one of several MPIs.
 
 The time of an iteration is the time on its slowest rank. ``time`` is the median of the iterations, ``p99`` their 99th
 percentile, ``spread`` the interquartile range over the median. ``algbw`` is size over time; ``busbw`` is the least
@@ -120,9 +121,11 @@ def main() -> int:
     with job(args) as (own, peers):
         hvd = own.hvd
         what = f"{args.collective} ({args.op})" if args.op != "sum" else args.collective
+        own_ways = {"horoplug-torch", "torch-horoplug"}
+        where = ", in PyTorch" if own_ways & {peer.name for peer in peers} else ""
         record = Record(
             "allreduce",
-            f"{what}, {args.dtype}, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
+            f"{what}, {args.dtype}{where}, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
             ABOUT,
             COLUMNS,
             [

@@ -7,6 +7,9 @@ Calls of one rank alone cost what Python and the engine cost; -np 2 adds what th
 blocking   allreduce_ of 1 element
 started    allreduce_async_ of 1 element, and synchronize
 many       allreduce_async_ of 200 arrays of 1 KiB, and synchronize of each: time of one
+wrapper    torch.distributed's function on a group that does nothing: what the blocking call there costs at least
+
+c10d stands for torch.distributed on the backend horoplug, with all_reduce in place of these functions.
 
 Both ways alternate in blocks, each of which starts horoplug anew (HOROPLUG_DIRECT_CALLS; docs/design/bindings.md).
 ``direct`` and ``python`` are the medians over the blocks of the median call, on the slowest rank. ``ratio`` is the
@@ -21,11 +24,11 @@ import statistics
 import sys
 import timeit
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from harness.by_turns import Ratios
-from harness.job import command_line, job, options_of, parse
+from harness.job import command_line, job, open_peer, options_of, parse
 from harness.record import Column, Plot, Record
 
 ABOUT = """Small operations called from Python, directly in C and through Python."""
@@ -43,24 +46,30 @@ COLUMNS = {
 MANY = 200
 
 
-def frameworks() -> dict[str, tuple[Any, Callable[[int], Any]]]:
-    """For each framework its functions, and what makes a tensor of ones."""
-    import horoplug as of_numpy
+Calls = dict[str, tuple[Callable[[], None], int]]
+"""Each kind of call, with its number of operations."""
 
-    found: dict[str, tuple[Any, Callable[[int], Any]]] = {
-        "NumPy": (of_numpy, lambda count: np.ones(count, np.float32))
-    }
+
+class Framework(NamedTuple):
+    calls: Callable[[], Calls]
+    """Makes the calls anew, once horoplug has been started."""
+    checked: Callable[[], Any]
+    """The sum of ones over the ranks."""
+
+
+def frameworks(hvd: Any) -> dict[str, Framework]:
+    found = {"NumPy": of_functions(hvd, lambda count: np.ones(count, np.float32))}
     try:
         import torch
 
         import horoplug.torch as of_torch
     except ImportError:
         return found
-    return found | {"PyTorch": (of_torch, torch.ones)}
+    open_peer("torch-horoplug", hvd)
+    return found | {"PyTorch": of_functions(of_torch, torch.ones), "c10d": of_groups(torch)}
 
 
-def calls(hvd: Any, make: Callable[[int], Any]) -> dict[str, tuple[Callable[[], None], int]]:
-    """Each kind of call, with its number of operations."""
+def of_functions(hvd: Any, make: Callable[[int], Any]) -> Framework:
     one, several = make(1), [(make(256), f"calls.{i}") for i in range(MANY)]
     low = hvd.Min  # leaves ones as they are
 
@@ -74,7 +83,49 @@ def calls(hvd: Any, make: Callable[[int], Any]) -> dict[str, tuple[Callable[[], 
         for handle in [hvd.allreduce_async_(x, op=low, name=name) for x, name in several]:
             hvd.synchronize(handle)
 
-    return {"blocking": (blocking, 1), "started": (started, 1), "many": (many, MANY)}
+    calls: Calls = {"blocking": (blocking, 1), "started": (started, 1), "many": (many, MANY)}
+    return Framework(
+        lambda: calls, lambda: hvd.allreduce_(make(3), op=hvd.Sum, name="calls.checked")
+    )
+
+
+def of_groups(torch: Any) -> Framework:
+    dist: Any = torch.distributed
+    group_class: Any = dist.ProcessGroup
+    low = dist.ReduceOp.MIN
+    one, several = torch.ones(1), [torch.ones(256) for _ in range(MANY)]
+
+    class Nothing(group_class):  # type: ignore[misc]
+        def allreduce(self, tensors: Any, opts: Any = None) -> None:
+            pass
+
+    nothing = Nothing(dist.get_rank(), dist.get_world_size())
+
+    def calls() -> Calls:
+        group = dist.new_group(backend="horoplug")  # reads the variable when it begins
+
+        def blocking() -> None:
+            dist.all_reduce(one, low, group)
+
+        def started() -> None:
+            dist.all_reduce(one, low, group, async_op=True).wait()
+
+        def many() -> None:
+            for work in [dist.all_reduce(x, low, group, async_op=True) for x in several]:
+                work.wait()
+
+        def wrapper() -> None:
+            dist.all_reduce(one, low, nothing)
+
+        kinds: Calls = {"blocking": (blocking, 1), "started": (started, 1), "many": (many, MANY)}
+        return kinds | {"wrapper": (wrapper, 1)}
+
+    def checked() -> Any:
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        return x
+
+    return Framework(calls, checked)
 
 
 def microseconds(call: Callable[[], None], operations: int, repeats: int) -> float:
@@ -100,14 +151,15 @@ def main() -> int:
             options=options_of(args),
             speaks=hvd.rank() == 0,
         )
+        known = frameworks(hvd)
         times: dict[tuple[str, str], dict[str, list[float]]] = {}
         for block in range(args.blocks):
             for way in ("01", "10")[block % 2]:
                 hvd.shutdown()
                 os.environ["HOROPLUG_DIRECT_CALLS"] = way
                 hvd.init()
-                for framework, (functions, make) in frameworks().items():
-                    for name, (call, operations) in calls(functions, make).items():
+                for framework, of in known.items():
+                    for name, (call, operations) in of.calls().items():
                         microseconds(call, operations, args.repeats // 4)  # until it is a plan
                         mine = microseconds(call, operations, args.repeats)
                         slowest = hvd.allreduce(np.array([mine]), op=hvd.Max, name="calls.time")
@@ -117,9 +169,7 @@ def main() -> int:
         for (framework, name), found in times.items():
             ratios = Ratios.of([a / b for a, b in zip(found["0"], found["1"], strict=True)])
             direct = statistics.median(found["1"])
-            functions, make = frameworks()[framework]
-            x = make(3)
-            functions.allreduce_(x, op=functions.Sum, name="calls.checked")
+            x = known[framework].checked()
             record.row(
                 framework=framework,
                 call=name,

@@ -35,6 +35,7 @@ ORDER = (
     "allreduce",
     "gradients",
     "train",
+    "ddp",
     "network",
     "raw",
     "idle",

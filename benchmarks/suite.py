@@ -51,6 +51,8 @@ def peers(program: str, name: str, options: str) -> list[Part]:
     ]
 
 
+IN_PYTORCH = "--peer horoplug-torch --peer torch-horoplug --peer torch-gloo"
+
 TINY = [
     Part("allreduce", "allreduce", "-np 2 -b 8 -e 8K -f 32 -n 5 --peer torch-gloo"),
     Part("gradients", "gradients", "-np 2 --model 7x1KiB -n 2 --peer torch-gloo"),
@@ -65,6 +67,8 @@ TINY = [
     Part("commit", "commit", "--model 7x1KiB -n 5"),
     Part("loops", "loops", "-np 2 --tensors 8 --rounds 1 --blocks 1"),
     Part("calls", "calls", "-np 1 --blocks 1 --repeats 40"),
+    Part("ddp", "ddp", "-np 2 -b 1K -e 16K -f 16 -n 5 --peer torch-horoplug --peer torch-gloo"),
+    Part("c10d", "allreduce", f"-np 2 -b 8 -e 8K -f 32 -n 5 {IN_PYTORCH}"),
     Part(
         "elastic",
         "elastic",
@@ -110,9 +114,12 @@ FULL = [
             f"-np {ranks} --collective {name} -b 4 -e 64M -f 16{' -n 100' if ranks > 2 else ''}",
         )
     ),
+    Part("c10d-2", "allreduce", f"-np 2 -b 4 -e 256M -f 4 {IN_PYTORCH}"),
+    Part("ddp-2", "ddp", "-np 2 --peer torch-horoplug --peer torch-gloo"),
     *peers("gradients", "gradients-2", "-np 2 --model resnet50 --model 200x1KiB -n 50"),
     *peers("gradients", "gradients-bert-2", "-np 2 --model bert-large -n 5"),
     *peers("train", "train-2", "-np 2 --steps 120"),
+    Part("train-compiled-2", "train", "-np 2 --compile --peer torch-horoplug --peer torch-gloo"),
     *peers("idle", "idle-2", "-np 2"),
     *peers("network", "network", "-b 4 -e 64M -f 4"),
     *peers("network", "network-unshaped", "--rate 0 -b 4 -e 64M -f 4"),
@@ -149,7 +156,7 @@ def missing(part: Part) -> str:
     words = part.options.split()
     for at in (at for at, word in enumerate(words) if word == "--peer"):
         kind, _, which = words[at + 1].partition(":")
-        module = {"torch-gloo": "torch", "bare-tcp": "numpy"}.get(kind, kind)
+        module = "torch" if "torch" in kind else {"bare-tcp": "numpy"}.get(kind, kind)
         if importlib.util.find_spec(module) is None:
             return module
         if which and mpi.find(which) is None:

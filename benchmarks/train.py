@@ -18,6 +18,9 @@ torch-gloo       ``DistributedDataParallel(gradient_as_bucket_view=True, broadca
 torch-horoplug   the same with ``torch.distributed``'s backend horoplug
 horovod          Horovod's ``DistributedOptimizer``
 
+With ``--compile``, each variant but ``alone`` and ``apart, DDP`` has a second one, ``…, compiled``: the same step in
+one function that ``torch.compile`` has compiled (with Inductor, which needs a C++ compiler).
+
 Models: ``mlp``, 10.5 M parameters on batches of 64; ``cnn``, batch-normalised, on batches of 32 images of 32x32. The
 check: after one step, all parameters equal those of a step with the mean of the ranks' gradients.
 """
@@ -45,7 +48,7 @@ of the process alone. MLP: 10.5 M parameters, batches of 64. CNN: batch-normalis
 
 COLUMNS = {
     "model": Column("model", width=6),
-    "variant": Column("variant", width=15),
+    "variant": Column("variant", width=25),
     "batch": Column("batch", width=5),
     "steps": Column("steps", width=5),
     "time": Column("step", "ms", ".2f", 9),
@@ -57,6 +60,7 @@ COLUMNS = {
 }
 
 BATCHES = 8  # different ones, used in turn
+COMPILED = ", compiled"
 
 
 class Task(NamedTuple):
@@ -104,15 +108,27 @@ class Trainer:
         self.data = data
         self.steps = 0
 
-    def backward(self) -> None:
-        images, labels = self.data[self.steps % BATCHES]
+        self.train: Callable[[torch.Tensor, Any], None] = self.train_eagerly
+
+    def batch(self) -> tuple[torch.Tensor, Any]:
+        return self.data[self.steps % BATCHES]
+
+    def backward(self, images: torch.Tensor, labels: Any) -> None:
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(images), labels).backward()
 
-    def step(self) -> None:
-        self.backward()
+    def train_eagerly(self, images: torch.Tensor, labels: Any) -> None:
+        self.backward(images, labels)
         self.optimizer.step()
+
+    def step(self) -> None:
+        self.train(*self.batch())
         self.steps += 1
+
+    def compiled(self) -> Trainer:
+        self.name += COMPILED
+        self.train = torch.compile(self.train_eagerly)
+        return self
 
 
 def optimizer_of(library: Any, trainer: Trainer, **options: Any) -> None:
@@ -180,21 +196,23 @@ def make_data(task: Task, rank: int) -> list[tuple[torch.Tensor, Any]]:
     ]
 
 
-def trainers_of(libraries: list[Peer], task: Task, rank: int) -> Iterator[Trainer]:
-    """A trainer for each variant of each library, all with the same initial parameters."""
+def trainers_of(libraries: list[Peer], task: Task, rank: int, compiles: bool) -> Iterator[Trainer]:
+    """A trainer for each variant of each library, and one that compiles its step if ``compiles`` is set. All have the
+    same initial parameters."""
     torch.manual_seed(1)
     start, data = task.model(), make_data(task, rank)
     for library in libraries:
         for more, distribute in DISTRIBUTE[library.name.partition(":")[0]].items():
-            trainer = Trainer(library.name + more, copy.deepcopy(start), data)
-            distribute(library, trainer)
-            yield trainer
+            for is_compiled in (False, True) if compiles else (False,):
+                trainer = Trainer(library.name + more, copy.deepcopy(start), data)
+                distribute(library, trainer)
+                yield trainer.compiled() if is_compiled else trainer
 
 
 def wrong_parameters(hvd: Any, alone: Trainer, trainers: list[Trainer]) -> list[int]:
     """For each trainer, the number of wrong elements of its parameters after its first step, summed over all ranks.
     ``alone`` takes the same step with the mean of all ranks' gradients, which gives the correct values."""
-    alone.backward()
+    alone.backward(*alone.batch())
     for number, parameter in enumerate(alone.parameters):
         grad = parameter.grad
         assert grad is not None
@@ -224,7 +242,10 @@ def measure(args: Any, hvd: Any, libraries: list[Peer], model: str, record: Reco
     if with_groups := [library for library in libraries if library.name.startswith("torch-")]:
         limits.append(Trainer("apart, DDP", task.model(), make_data(task, hvd.rank())))
         apart_in_ddp(with_groups[0], limits[-1])
-    trainers = list(trainers_of(libraries, task, hvd.rank()))
+    if args.compile:
+        torch.compiler.reset()  # it compiles a function anew for no more than 8 trainers
+        limits.append(Trainer("apart", task.model(), make_data(task, hvd.rank())).compiled())
+    trainers = list(trainers_of(libraries, task, hvd.rank(), args.compile))
     wrong = [0, *(0 for _ in limits), *wrong_parameters(hvd, alone, trainers)]
     # The other ranks continue to the next barrier, where they sleep.
     steps_alone = alone.step if hvd.rank() == 0 else lambda: None
@@ -257,14 +278,16 @@ def main() -> int:
     add("--model", action="append", choices=TASKS, help="may be repeated [all]")
     add("--steps", type=int, default=60, help="steps of each variant [60]")
     add("--blocks", type=int, default=6, help="blocks of steps that alternate between variants [6]")
+    add("--compile", action="store_true", help="also with steps that torch.compile has compiled")
     args = parse(parser)
     models = args.model or list(TASKS)
     torch.set_num_threads(1)
     with job(args) as (own, peers):
         hvd = own.hvd
+        kind = "training with torch.compile" if args.compile else "training"
         record = Record(
             "train",
-            f"training, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
+            f"{kind}, {hvd.size()} ranks on {hvd.cross_size()} host(s)",
             ABOUT,
             COLUMNS,
             [Plot("bars", "model", "efficiency", "variant")],

@@ -178,6 +178,38 @@ class DirectFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+class DirectGroup:
+    """What the usual calls of a process group of ``torch.distributed`` need."""
+
+    def __init__(self, engine: Engine) -> None: ...
+
+    callback_thread: int
+    """The thread, by its identifier, that calls the callbacks of futures: none of its calls is usual."""
+
+class DirectAllreduce:
+    """The method ``allreduce(tensors, opts)`` of process groups of ``torch.distributed``: in the usual case
+    (csrc/bindings/python/direct_allreduce.cc) it performs the operation itself, otherwise it calls ``python`` with the
+    same arguments.
+
+    The group has an attribute ``_direct``, its :class:`DirectGroup` or None: no call is usual; a method
+    ``_await_allreduce(tensor, handle, opts)``, which waits for an operation that is not done at once; and a method
+    ``_fail_operation(error)``, which raises an exception."""
+
+    def __init__(
+        self,
+        python: Callable[..., Any],
+        tensor_type: type,
+        exchange: Any,
+        options_type: type,
+        reductions: dict[int, int],
+        is_profiled: Callable[[], bool],
+        /,
+    ) -> None:
+        """``tensor_type``, ``exchange``: see :class:`DirectFunction`. ``options_type``: of usual calls. ``reductions``:
+        those of usual calls in the core, by the hash of those of PyTorch. ``is_profiled()``: whether this thread is."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 class DirectOperation:
     """What a :class:`DirectFunction` has started. It is a ``horoplug.common.in_flight.Waitable``."""
 

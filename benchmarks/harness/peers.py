@@ -179,29 +179,22 @@ class Mpi4py(Peer):
         return Prepared(x, runs[case.collective], outputs.get(case.collective, x))
 
 
-class Horovod(Peer):
-    """Horovod on PyTorch tensors. It must have been built with MPI; mpirun starts the ranks."""
+class OnTensors(Peer):
+    """The functions of horoplug and Horovod on PyTorch tensors, of which the API is the same."""
 
-    name = "horovod"
-    needs_mpi = True
-
-    def __init__(self, hvd: Any) -> None:
-        import horovod.torch as theirs
+    def __init__(self, theirs: Any) -> None:
         import torch
 
-        theirs.init()
-        if (theirs.size(), theirs.rank()) != (hvd.size(), hvd.rank()):
-            raise SystemExit(f"Horovod sees {theirs.size()} ranks where horoplug sees {hvd.size()}")
         self.torch, self.theirs = torch, theirs
-        self.version = f"Horovod {sys.modules['horovod'].__version__}"
         reductions = theirs.Sum, theirs.Average, theirs.Min, theirs.Max, theirs.Product
         self.ops = dict(zip(OPS, reductions, strict=True))
 
     def prepare(self, case: Case) -> Prepared:
         if case.collective == "sendrecv":
-            raise SystemExit("Horovod has no send and recv")
+            raise SystemExit(f"{self.name} has no send and recv that can be measured")
         x = np.empty(case.count, case.dtype)
-        theirs, name, op, t = self.theirs, case.name, self.ops[case.op], as_tensor(self.torch, x)
+        theirs, op, t = self.theirs, self.ops[case.op], as_tensor(self.torch, x)
+        name = f"{self.name}.{case.name}"
         runs: dict[str, Run] = {
             "allreduce": lambda: theirs.allreduce_(t, op=op, name=name),
             "allgather": lambda: theirs.allgather(t, name=name),
@@ -211,6 +204,34 @@ class Horovod(Peer):
             "barrier": theirs.barrier,
         }
         return Prepared(x, runs[case.collective], x if case.collective == "barrier" else None)
+
+
+class HoroplugTorch(OnTensors):
+    """horoplug's functions on PyTorch tensors, in the job of its functions on NumPy arrays."""
+
+    name = "horoplug-torch"
+
+    def __init__(self, hvd: Any) -> None:
+        import horoplug.torch as theirs
+
+        super().__init__(theirs)
+        self.version = f"torch {self.torch.__version__}"
+
+
+class Horovod(OnTensors):
+    """Horovod on PyTorch tensors. It must have been built with MPI; mpirun starts the ranks."""
+
+    name = "horovod"
+    needs_mpi = True
+
+    def __init__(self, hvd: Any) -> None:
+        import horovod.torch as theirs
+
+        theirs.init()
+        if (theirs.size(), theirs.rank()) != (hvd.size(), hvd.rank()):
+            raise SystemExit(f"Horovod sees {theirs.size()} ranks where horoplug sees {hvd.size()}")
+        super().__init__(theirs)
+        self.version = f"Horovod {sys.modules['horovod'].__version__}"
 
     def close(self) -> None:
         self.theirs.shutdown()
@@ -268,7 +289,7 @@ class BareTcp(Peer):
 
 
 PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (TorchGloo, TorchHoroplug, Mpi4py, Horovod, BareTcp)
+    peer.name: peer for peer in (TorchGloo, TorchHoroplug, HoroplugTorch, Mpi4py, Horovod, BareTcp)
 }
 
 

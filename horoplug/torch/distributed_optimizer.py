@@ -12,7 +12,7 @@ import torch
 
 from horoplug.base import config
 from horoplug.torch import buckets
-from horoplug.torch.dynamo import run_eagerly
+from horoplug.torch.dynamo import run_callback_eagerly, run_eagerly
 from horoplug.torch.gradient_reduction import GradientReduction
 from horoplug.torch.grouping import Group, GroupProgress, Options, make_groups, name_parameters
 from horoplug.torch.reduction import Handles, Reducer
@@ -163,6 +163,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._finish()
         self._synchronized = True
 
+    @run_callback_eagerly
     def _finish(self) -> None:
         self._reduction.finish(self._reduced_parameters)
         if self._as_views and self._distributed and self._reduction.buckets is None:
@@ -194,17 +195,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, then step as the wrapped optimizer does. With a closure, synchronize after each call of it."""
         if self._should_synchronize:
-            active = self._reduction.active
-            if self._synchronized and not active:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): the gradients are reduced twice.",
-                    stacklevel=2,
-                )
-            if closure is None or active:
-                self.synchronize()
-            if closure is not None:
-                closure = self._synchronizing(closure)
+            closure = self._before_step(closure)
         self._synchronized = False
         result = super().step(closure)
         self._synchronized = False
@@ -212,6 +203,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # PyTorch would wrap this method to run the step hooks; the wrapped optimizer's own step runs them.
     step.hooked = True  # type: ignore[attr-defined]
+
+    @run_callback_eagerly  # all of it: the compiler may trace only the wrapped optimizer's own step
+    def _before_step(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """Synchronize, unless the closure that is returned does."""
+        active = self._reduction.active
+        if self._synchronized and not active:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after "
+                "optimizer.synchronize(): the gradients are reduced twice.",
+                stacklevel=3,
+            )
+        if closure is None or active:
+            self.synchronize()
+        return None if closure is None else self._synchronizing(closure)
 
     def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
@@ -221,6 +226,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         return run
 
+    @run_eagerly  # as PyTorch's own
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Reset the gradients like the wrapped optimizer. Raises AssertionError while gradients are being reduced."""
         if self._reduction.active:

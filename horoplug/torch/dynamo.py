@@ -21,29 +21,31 @@ def run_eagerly(function: _Function) -> _Function:
     return decorated
 
 
-def run_methods_eagerly(of: _Class) -> _Class:
-    """Class decorator: torch.compile calls the methods of the class unchanged, outside of its graphs, also where C++
-    code calls them while a compiled function runs.
+def run_callback_eagerly(function: _Function) -> _Function:
+    """Decorator: torch.compile calls the function unchanged, outside of its graphs, also where C++ code calls it while
+    a compiled function runs, such as autograd in the backward pass of a compiled step.
 
     Unlike :func:`run_eagerly`, it does not import the compiler, which takes seconds, and adds nothing to a call; with
     PyTorch before 2.7, some 0.2 microseconds."""
+    function.__dict__["_torchdynamo_disable"] = True  # a call in compiled code
+    decorated: _Function = _skip(function)  # a call of C++ code
+    return decorated
+
+
+def run_methods_eagerly(of: _Class) -> _Class:
+    """Class decorator: :func:`run_callback_eagerly` for the methods of the class."""
     for name, member in list(vars(of).items()):
         if isinstance(member, types.FunctionType):
-            setattr(of, name, _eager(member))
+            setattr(of, name, run_callback_eagerly(member))
         elif isinstance(member, property):
             parts: Any = (member.fget, member.fset, member.fdel)
-            setattr(of, name, property(*(part and _eager(part) for part in parts)))
+            setattr(of, name, property(*(part and run_callback_eagerly(part) for part in parts)))
         elif isinstance(member, (classmethod, staticmethod)):
-            setattr(of, name, type(member)(_eager(member.__func__)))
+            setattr(of, name, type(member)(run_callback_eagerly(member.__func__)))
     return of
 
 
 _frames = _torch._C._dynamo.eval_frame
-
-
-def _eager(function: Any) -> Any:
-    function.__dict__["_torchdynamo_disable"] = True  # a call in compiled code
-    return _skip(function)  # a call of C++ code
 
 
 def _skip_all(function: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 
 from horoplug.common.context import context
 from horoplug.torch import buckets, streams
+from horoplug.torch.dynamo import run_callback_eagerly
 from horoplug.torch.grouping import Group, GroupProgress, Stream
 from horoplug.torch.reduction import Handles, Reducer
 
@@ -73,6 +74,7 @@ class GradientReduction:
         # Parameters live as long as the model: a hook with a reference to this object would keep it alive as well.
         reference = weakref.ref(self)
 
+        @run_callback_eagerly
         def hook(parameter: torch.Tensor) -> None:
             reduction = reference()
             if reduction is not None:
@@ -147,6 +149,7 @@ class GradientReduction:
             with self._submitting:
                 self._submit_from(ready.parameters, stream)
 
+    @run_callback_eagerly
     def _submit_ready(self) -> None:
         """Submit all ready gradients. For use at the end of backward or later, when PyTorch has ordered the caller's
         stream after those of backward."""

@@ -282,6 +282,9 @@ PARTS = {part.name: part for part in suite.TINY}
         "commit",
         "elastic",
         "elastic-2",
+        "calls",
+        "c10d",
+        "ddp",
     ],
 )
 def test_tiny_form_of_every_benchmark(measured, name):
@@ -291,7 +294,7 @@ def test_tiny_form_of_every_benchmark(measured, name):
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program
-    alone = ("control-plane", "raw", "start", "commit", "elastic", "elastic-2")
+    alone = ("control-plane", "raw", "start", "commit", "elastic", "elastic-2", "calls")
     assert found["ranks"] == (1 if name in alone else 2)
     if name == "gradients":
         variants = ["horoplug", "horoplug, views", "horoplug, one by one", "horoplug, grouped"]
@@ -302,6 +305,16 @@ def test_tiny_form_of_every_benchmark(measured, name):
         variants = ["alone", "apart", "apart, DDP", "horoplug", "horoplug, views", "torch-gloo"]
         assert [row["variant"] for row in found["rows"]] == variants
         assert own["efficiency"] == pytest.approx(100 * alone["time"] / own["time"])
+    if name == "calls":
+        kinds = [(row["framework"], row["call"]) for row in found["rows"]]
+        assert kinds[-4:] == [("c10d", each) for each in ("blocking", "started", "many", "wrapper")]
+    if name == "c10d":
+        libraries = ["horoplug", "horoplug-torch", "torch-horoplug", "torch-gloo"]
+        assert [row["library"] for row in found["rows"]] == libraries * 3
+        assert found["title"].startswith("allreduce, float32, in PyTorch, ")
+    if name == "ddp":
+        variants = ["alone", "alone, DDP", "horoplug", "torch-horoplug", "torch-gloo"]
+        assert [row["variant"] for row in found["rows"]] == variants * 2
     if name == "idle":
         assert [row["situation"] for row in found["rows"]] == ["idle", "straggler", "straggler"]
     if name == "start":
@@ -321,6 +334,16 @@ def test_tiny_form_of_every_benchmark(measured, name):
     if name == "control-plane":
         rows = [row for row in found["rows"] if row["protocol"] == "horoplug, later steps"]
         assert [row["ranks"] for row in rows] == [2, 16, 128, 1024, 8192, 65536]
+
+
+@pytest.mark.slow
+def test_training_with_compiled_steps(tmp_path):
+    pytest.importorskip("torch")
+    table = tmp_path / "table.json"
+    run("train", "-np", 2, "--model", "cnn", "--steps", 2, "--blocks", 1, "--compile", "--json", table)  # fmt: skip
+    variants = ["alone", "apart", "apart, compiled", "horoplug", "horoplug, compiled"]
+    variants += ["horoplug, views", "horoplug, views, compiled"]
+    assert [row["variant"] for row in record(table)["rows"]] == variants
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")

@@ -12,17 +12,6 @@ namespace py = pybind11;
 namespace horoplug::python {
 namespace {
 
-// The functions of DLPack by which C reads tensors: nullptr with an exception if there are none.
-const DlExchange* functions_of(PyObject* exchange) {
-  const auto* api =
-      static_cast<const DlExchange*>(PyCapsule_GetPointer(exchange, DlExchange::kName));
-  if (api == nullptr) return nullptr;
-  while (api != nullptr && api->major != kDlMajor) api = api->previous;
-  if (api != nullptr && api->describe != nullptr) return api;
-  PyErr_SetString(PyExc_ValueError, "the tensors cannot be described by DLPack 1");
-  return nullptr;
-}
-
 bool find_kind(const DirectFunction& self, TensorKind& kind) {
   kind = {};
   if (self.tensor_type == Py_None) return true;
@@ -31,7 +20,7 @@ bool find_kind(const DirectFunction& self, TensorKind& kind) {
     kind.by_structure = has_known_structure(kind.type);
     return true;
   }
-  kind.api = functions_of(self.exchange);
+  kind.api = exchange_of(self.exchange);
   return kind.api != nullptr;
 }
 
@@ -86,11 +75,6 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 void destroy_function(PyObject* object) {
   if (self_of<DirectFunction>(object).weak_references != nullptr) PyObject_ClearWeakRefs(object);
   destroy<DirectFunction>(object);
-}
-
-// As a function of Python, it is a method of the objects of a class of which it is an attribute.
-PyObject* bind(PyObject* self, PyObject* of, PyObject*) {
-  return of == nullptr || of == Py_None ? Py_NewRef(self) : PyMethod_New(self, of);
 }
 
 // As a function of Python, it is pickled by its name, and is its own copy.

@@ -101,6 +101,15 @@ bool describe(const DlExchange& api, PyObject* tensor, TensorView& view) {
 
 }  // namespace
 
+const DlExchange* exchange_of(PyObject* capsule) {
+  auto* api = static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule, DlExchange::kName));
+  if (api == nullptr) return nullptr;
+  while (api != nullptr && api->major != kDlMajor) api = api->previous;
+  if (api != nullptr && api->describe != nullptr) return api;
+  PyErr_SetString(PyExc_ValueError, "the tensors cannot be described by DLPack 1");
+  return nullptr;
+}
+
 bool has_known_structure(PyTypeObject* type) {
   if (sizeof(PyObject) != static_cast<std::size_t>(2) * sizeof(void*)) return false;
   PyObject* const made =

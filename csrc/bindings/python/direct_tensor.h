@@ -17,6 +17,9 @@ struct TensorKind {
   bool by_structure;      // they are arrays of NumPy with the structure that is known here
 };
 
+// The functions in a capsule of DLPack; nullptr with an exception: tensors cannot be described so.
+const DlExchange* exchange_of(PyObject* capsule);
+
 // Whether the arrays of this class, numpy.ndarray, have the structure of numpy_layout.h. Leaves no
 // exception.
 bool has_known_structure(PyTypeObject* type);

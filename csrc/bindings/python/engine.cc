@@ -172,14 +172,16 @@ hp_status Engine::perform(const hp_instance& instance, hp_handle& handle) {
   return without_gil([&] { return hp_start_and_wait(engine, &instance, kWaitSlice, &handle); });
 }
 
-// Waits for one slice: the caller then checks for signals and continues with wait().
 hp_handle Engine::perform(const SubmissionArguments& arguments) {
+  return perform(arguments.submission(), arguments.keep());
+}
+
+hp_handle Engine::perform(const hp_submission& submission, bool keep) {
   hp_handle handle = 0;
   hp_engine* const engine = get();
-  const hp_submission& submission = arguments.submission();
-  const hp_status status = without_gil(
-      [&] { return prepared_.perform(engine, submission, kWaitSlice, arguments.keep(), &handle); });
-  if (status == HP_IN_PROGRESS || (status == HP_OK && arguments.keep())) return handle;
+  const hp_status status =
+      without_gil([&] { return prepared_.perform(engine, submission, kWaitSlice, keep, &handle); });
+  if (status == HP_IN_PROGRESS || (status == HP_OK && keep)) return handle;
   if (status == HP_OK) {
     if (handle != 0) hp_release(engine, handle);
     return 0;

@@ -37,7 +37,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   hp_handle submit(const SubmissionArguments& arguments);
+  // Performs an operation, or waits for it for one slice: the caller then checks for signals and
+  // continues with wait(). 0: it is done, and nothing is kept of it.
   hp_handle perform(const SubmissionArguments& arguments);
+  hp_handle perform(const hp_submission& submission, bool keep);
   // Performs an operation for as long as a wait may last before the caller checks for signals.
   // HP_IN_PROGRESS: it has a handle, and is not done yet.
   hp_status perform(const hp_instance& instance, hp_handle& handle);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "direct_allreduce.h"
 #include "direct_call.h"
 #include "dlpack.h"
 #include "engine.h"
@@ -59,6 +60,7 @@ PYBIND11_MODULE(_native, module, py::mod_gil_not_used()) {
   horoplug::python::add_engine_config(module);
   horoplug::python::add_engine(module);
   horoplug::python::add_direct_calls(module);
+  horoplug::python::add_direct_allreduce(module);
   horoplug::python::add_dlpack(module);
   module.def("version", [] { return std::string(hp_version()); });
   module.def("cpu_kernels", [] { return std::string(hp_cpu_kernels()); });

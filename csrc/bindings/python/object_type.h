@@ -33,6 +33,11 @@ void destroy(PyObject* object) {
   Py_DECREF(type);
 }
 
+// As a function of Python, it is a method of the objects of a class of which it is an attribute.
+inline PyObject* bind(PyObject* self, PyObject* of, PyObject*) {
+  return of == nullptr || of == Py_None ? Py_NewRef(self) : PyMethod_New(self, of);
+}
+
 template <typename Function>
 PyType_Slot slot(int number, Function* function) {
   return {number, reinterpret_cast<void*>(function)};

@@ -31,7 +31,7 @@ class _Adapter(TorchAdapter):
 ADAPTER = _Adapter()
 
 # Before 2.8, torch.distributed calls wait() of what a blocking call returns.
-_TAKES_NONE = PYTORCH >= (2, 8)
+TAKES_NONE = PYTORCH >= (2, 8)
 
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
 _CONCATENATING = (Op.ALLGATHER, Op.GATHER)
@@ -47,7 +47,7 @@ class Calls(Group):
         return (
             None
             if tensor.is_cpu and not self._delegates.for_cpu
-            else self._delegates.find(self, tensor.device.type)
+            else self._delegate(tensor.device.type)
         )
 
     def _submit(
@@ -290,7 +290,7 @@ class Calls(Group):
     def _is_blocking(self, opts: Any) -> bool:
         """Whether the caller of the operation waits for its end and needs no ``Work``."""
         return (
-            _TAKES_NONE
+            TAKES_NONE
             and not getattr(opts, "asyncOp", True)
             and self._coalesced is None
             and _own_limit(opts) is None

@@ -39,6 +39,8 @@ class Connected(NamedTuple):
 
     engine: Engine
     connections: PeerConnections
+    direct_calls: bool
+    """Whether calls may go to the core without Python."""
 
 
 class Limits(NamedTuple):
@@ -114,7 +116,7 @@ def _start(config: Config, rendezvous: Rendezvous) -> Connected:
         raise kind(text) from None
     if connections.service is not None:
         connections.service.start(engine)
-    return Connected(engine, connections)
+    return Connected(engine, connections, config.direct_calls)
 
 
 def _rendezvous(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from horoplug._native import Engine, Error
+from horoplug._native import DirectGroup, Engine, Error
 from horoplug.base.log import logger
 from horoplug.rendezvous.network.fork import close_in_children
 from horoplug.torch.c10d.connect import connect, limits_of
@@ -39,6 +39,9 @@ class Group(_Base):  # type: ignore[misc]
 
     own_names: tuple[str, ...] = ("horoplug",)
     """The names of backends that mean this class. The last one is shown in profiles."""
+
+    has_direct_calls = True
+    """Whether calls may go to the core without the methods in Python."""
 
     def __init_subclass__(cls) -> None:
         run_methods_eagerly(cls)
@@ -84,17 +87,32 @@ class Group(_Base):  # type: ignore[misc]
     def _disconnect(self) -> None:
         self._engine: Engine = cast(Any, NotConnected())
         self._operations: Operations = cast(Any, NotConnected())
+        self._has_short_way = False
+        self._direct: DirectGroup | None = None
 
     def _connect(self, limit: timedelta) -> None:
         """Connect with the other members within ``limit``."""
-        self._engine, self._connections = connect(
+        self._engine, self._connections, self._has_short_way = connect(
             self._store, self._rank, self._size, self._timeout, limit
         )
         self._streams = [(fd, os.fstat(fd)) for fd in self._connections.streams]
         self._operations = Operations(self._engine, self._who, self)
+        self._operations.direct = DirectGroup(self._engine)
+        self._allow_direct_calls()
         close_in_children(self)
         _open.add(self)
         _shut_down_at_exit()
+
+    def _allow_direct_calls(self) -> None:
+        """Let calls on tensors in host memory go to the core without Python while all of them are for it alone. To be
+        called again when that may have changed."""
+        is_allowed = (
+            self.has_direct_calls
+            and self._has_short_way
+            and self._coalesced is None
+            and not self._delegates.for_cpu
+        )
+        self._direct = self._operations.direct if is_allowed else None
 
     # ---- what torch.distributed asks a group for -----------------------------------------------------------------
 
@@ -166,7 +184,13 @@ class Group(_Base):  # type: ignore[misc]
     getRank, getSize = rank, size
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self._delegates.find(self, torch.device(device).type) or self
+        return self._delegate(torch.device(device).type) or self
+
+    def _delegate(self, device: str) -> Any:
+        """The backend that the group has for a type of device; None: this one."""
+        found = self._delegates.find(self, device)
+        self._allow_direct_calls()
+        return found
 
     @property
     def _device_types(self) -> list[torch.device]:

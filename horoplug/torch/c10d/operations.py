@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from packaging.version import Version
 
-from horoplug._native import Engine, Error, Op, Status
+from horoplug._native import DirectGroup, Engine, Error, Op, Status
 from horoplug.base.log import logger
 from horoplug.torch import streams
 from horoplug.torch.c10d import hooks
@@ -74,6 +74,8 @@ class Operations:
         """``who``: names the group and this rank in error texts."""
         self._engine = engine
         self._group = weakref.ref(group)
+        self.direct: DirectGroup | None = None
+        """For the calls of the group that go to the core without Python."""
         self.who = who
         self.phrase_for_lost_rank = ""
         """Appended to the error of an operation that fails because another rank has ended."""
@@ -225,6 +227,9 @@ class Operations:
             target=self._complete_when_done, name="horoplug futures", daemon=True
         )
         thread.start()
+        if self.direct is not None and thread.ident is not None:
+            # Before it completes a future, for which it needs the lock that the caller has.
+            self.direct.callback_thread = thread.ident
         return thread
 
     def in_callback(self) -> bool:

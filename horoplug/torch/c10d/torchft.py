@@ -61,6 +61,8 @@ class ProcessGroupBabyHoroplug(_BabyBase):  # type: ignore[misc]
 
 
 class _GroupOfChild(ProcessGroup):
+    has_direct_calls = False
+
     def _is_blocking(self, opts: Any) -> bool:
         # The child keeps a Work of each operation, and must be free to receive the next one.
         return False

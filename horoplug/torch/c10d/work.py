@@ -191,7 +191,7 @@ class Work(_Base):  # type: ignore[misc]
         with self._lock:
             if self._done:
                 return
-            if not self.collective:
+            if not self.collective and self._submitted:  # none if nothing was coalesced
                 self._value = self._operations.value(self._submitted[0])
             error = self._operations.finish(self._submitted, self._finish)
             if error is not None and self._is_of_backward and len(self._outputs) == 1:

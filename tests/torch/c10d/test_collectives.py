@@ -149,6 +149,16 @@ def check_scaled_sum(draw, dtype, later):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+def nothing_coalesced():
+    group = dist.group.WORLD
+    group._start_coalescing()
+    assert group._end_coalescing().wait()
+
+
+def test_coalescing_of_nothing(groups):
+    groups.run(nothing_coalesced)
+
+
 def check_all_reduce_coalesced(draw, dtype, later):
     op = draw.choice(reductions_of(dtype))
     inputs = [draw.inputs(draw.shape(), dtype) for _ in range(3)]
@@ -568,11 +578,16 @@ def blocking_calls_of_older_versions():
     """Before PyTorch 2.8, torch.distributed calls wait() of what a blocking call returns."""
     from horoplug.torch.c10d import calls
 
-    newer, calls._TAKES_NONE = calls._TAKES_NONE, False
+    group = dist.distributed_c10d._get_default_group()
+    newer, calls.TAKES_NONE = calls.TAKES_NONE, False
+    group.has_direct_calls = False  # they are for newer versions
+    group._allow_direct_calls()
     try:
         return blocking_calls()
     finally:
-        calls._TAKES_NONE = newer
+        calls.TAKES_NONE = newer
+        del group.has_direct_calls
+        group._allow_direct_calls()
 
 
 def test_blocking_calls_return_works_to_older_versions(groups):
