@@ -10,7 +10,7 @@ PyTorch             ``backward`` with the hooks of ``DistributedOptimizer``, and
 TensorFlow, eager   ``DistributedGradientTape.gradient``
 TensorFlow, graph   the same in a ``tf.function``
 Keras, apply        ``DistributedOptimizer.apply`` of an optimizer that changes nothing, in a ``tf.function``
-Keras, fit          a step of ``fit``: ``train_on_batch`` of a model with this optimizer
+Keras, fit          a step of ``fit``: ``train_on_batch`` of a model whose optimizer looks at each gradient
 JAX, jit            ``distributed_grad`` in ``jax.jit``
 
 Each step alternates with the same one without horoplug (``alone``), and with those of the other frameworks, in blocks.
@@ -130,7 +130,7 @@ def tensorflow(values: list[np.ndarray]) -> Iterator[Pair]:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     given = [tf.Variable(value) for value in values]
     variables = [keras.Variable(value) for value in values]
-    one = tf.Variable(1.0)
+    one, seen = tf.Variable(1.0), tf.Variable(0.0)
 
     def fresh() -> list[Any]:
         return [grad * one for grad in given]
@@ -162,6 +162,12 @@ def tensorflow(values: list[np.ndarray]) -> Iterator[Pair]:
 
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             self.taken.append(gradient)
+
+    class Looking(keras.optimizers.Optimizer):
+        """Reads an element of each gradient. TensorFlow would not compute one that nobody uses."""
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            seen.assign(tf.reshape(gradient, [-1])[0])
 
     class Storing(keras.optimizers.Optimizer):
         """Stores the gradients in their variables."""
@@ -197,12 +203,11 @@ def tensorflow(values: list[np.ndarray]) -> Iterator[Pair]:
         row = tf.zeros((1, 1))
 
         def compiled(optimizer: Any) -> Any:
-            optimizer.taken = []
             model = Model()
             model.compile(optimizer=wrap(optimizer), loss=lambda _, output: tf.reduce_sum(output))
             return model
 
-        model = compiled(Taking(0.1))
+        model = compiled(Looking(0.1))
 
         def results() -> np.ndarray:
             storing = compiled(Storing(0.1))
