@@ -49,8 +49,7 @@ void StepPattern::give_up_anchor() {
 void StepPattern::begin_step() {
   // Operations before the first occurrence of the anchor do not form a whole step, nor do those
   // that contain an anchor which was not one yet.
-  const bool is_whole =
-      first_ == anchor_ && distance_to_last(first_) == position_ - step_begin_;
+  const bool is_whole = first_ == anchor_ && distance_to_last(first_) == position_ - step_begin_;
   if (at_boundary()) {
     ++repeated_;
     unfit_distance_ = 0;
