@@ -135,6 +135,7 @@ class Engine {
   bool requests_waiting() const { return submissions_.requests_waiting() || on_demand_.waiting(); }
   bool has_running_batch() const;
   bool has_sleeping_callers() const { return handles_.has_sleepers(); }
+  bool has_callbacks() const { return handles_.has_callbacks(); }
   bool must_poll() const { return polling_.needed(); }
   SteadyTime quiet_since() const { return activity_.quiet_since; }
   Seconds sleep_time();

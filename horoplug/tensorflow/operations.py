@@ -1,5 +1,6 @@
 """Runs an operation on TensorFlow tensors: at once in eager mode, as a node while a graph is built."""
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,6 +28,20 @@ def to_tensor(value: Any) -> tf.Tensor:
     """A dense tensor of a dtype that the core supports.
 
     Raises TypeError for a value that is no tensor, ValueError for a dtype that is not supported."""
+    # In eager mode a tensor needs no conversion, which would cost more than all else here.
+    is_tensor = isinstance(value, tf.Tensor) and tf.executing_eagerly()
+    tensor = value if is_tensor else _converted(value)
+    if not _is_supported(tensor.dtype):
+        raise dtypes.unsupported(tensor.dtype.name, dtypes.NAMES)
+    return tensor
+
+
+@functools.cache
+def _is_supported(dtype: tf.DType) -> bool:
+    return dtype.base_dtype.name in dtypes.CODES
+
+
+def _converted(value: Any) -> tf.Tensor:
     check_mask(value)
     for kind, remedy in _COMPOSITES.items():
         if isinstance(value, kind):
@@ -34,14 +49,11 @@ def to_tensor(value: Any) -> tf.Tensor:
     if value is None or isinstance(value, (dict, set)):
         raise not_a_tensor("a tensor", value, "tf.convert_to_tensor")
     try:
-        tensor = tf.convert_to_tensor(value)
+        return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:  # their texts may have several lines
         text = " ".join(str(error).split())
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"the {type(value).__name__} cannot be made a tensor: {text}") from None
-    if tensor.dtype.base_dtype.name not in dtypes.CODES:
-        raise dtypes.unsupported(tensor.dtype.name, dtypes.NAMES)
-    return tensor
 
 
 def run(

@@ -277,7 +277,7 @@ PARTS = {part.name: part for part in suite.TINY}
         pytest.param("control-plane", marks=needs_binary),
         pytest.param("raw", marks=needs_binary),
         "torch-hooks",
-        "keras-fit",
+        "frameworks",
         "start",
         "commit",
         "elastic",
@@ -289,8 +289,9 @@ PARTS = {part.name: part for part in suite.TINY}
 )
 def test_tiny_form_of_every_benchmark(measured, name):
     pytest.importorskip("torch")
-    if name == "keras-fit":
+    if name == "frameworks":
         pytest.importorskip("tensorflow")
+        pytest.importorskip("jax")
     part = PARTS[name]
     found = record(measured(part))
     assert found["benchmark"] == part.program
@@ -300,6 +301,15 @@ def test_tiny_form_of_every_benchmark(measured, name):
         variants = ["horoplug", "horoplug, views", "horoplug, one by one", "horoplug, grouped"]
         variants += ["torch-gloo", "torch-gloo, buckets"]
         assert [row["variant"] for row in found["rows"]] == variants
+    if name == "frameworks":
+        frameworks = ["PyTorch", "TensorFlow, eager", "TensorFlow, graph"]
+        frameworks += ["Keras, apply", "Keras, fit", "JAX, jit"]
+        assert [row["framework"] for row in found["rows"]] == frameworks
+        first = found["rows"][0]
+        assert first["step"] == first["over"] == 1
+        for row in found["rows"]:
+            assert row["overhead"] == pytest.approx(row["time"] - row["alone"])
+            assert row["step"] == pytest.approx(row["time"] / first["time"])
     if name == "train":
         alone, _, _, own, *_ = found["rows"]
         variants = ["alone", "apart", "apart, DDP", "horoplug", "horoplug, views", "torch-gloo"]

@@ -54,7 +54,7 @@ void PlanLearner::note_batch(const std::vector<ReadyOperation>& batch) {
     } else {
       const std::uint64_t number =
           operation_digest(step_key(operation.name, operation.signature), operation.signature);
-      pattern_.note(number);
+      pattern_.note(number, &operation == &batch.front());
       recent_.note(number);
     }
   }

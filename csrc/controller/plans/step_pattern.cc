@@ -22,9 +22,10 @@ std::uint64_t StepPattern::distance_to_last(std::uint64_t operation) const {
 
 void StepPattern::choose_anchor(std::uint64_t operation) {
   const std::uint64_t distance = distance_to_last(operation);
-  // An operation that follows itself may have become a loop of its own.
+  // A batch that follows itself may have become a loop of its own.
+  const bool follows_itself = distance == position_ - batch_begin_;
   const auto unfit = unfit_.find(operation);
-  if (unfit != unfit_.end() && (distance != 1 || position_ < unfit->second.until)) return;
+  if (unfit != unfit_.end() && !(follows_itself && position_ >= unfit->second.until)) return;
   const bool recurs_in_step = distance > 0 && distance <= position_ - step_begin_;
   const bool is_rarer = unfit_distance_ > 0 && repeated_ == 0 && distance > unfit_distance_;
   if (is_rarer) {
@@ -46,8 +47,9 @@ void StepPattern::give_up_anchor() {
 }
 
 void StepPattern::begin_step() {
-  // Operations before the first occurrence of the anchor do not form a whole step.
-  const bool is_whole = first_ == anchor_;
+  // Operations before the first occurrence of the anchor do not form a whole step, nor do those
+  // that contain an anchor which was not one yet.
+  const bool is_whole = first_ == anchor_ && distance_to_last(first_) == position_ - step_begin_;
   if (at_boundary()) {
     ++repeated_;
     unfit_distance_ = 0;
@@ -64,7 +66,7 @@ void StepPattern::begin_step() {
   step_begin_ = position_;
 }
 
-void StepPattern::note(std::uint64_t operation) {
+void StepPattern::note(std::uint64_t operation, bool begins_batch) {
   if (step_.operations() >= kMostOperations) disturb();
   if (anchor_ && step_.operations() > longest_) {
     // The program has turned to something else.
@@ -72,7 +74,10 @@ void StepPattern::note(std::uint64_t operation) {
     step_ = {};
     step_begin_ = position_;
   }
-  choose_anchor(operation);
+  if (begins_batch) {
+    choose_anchor(operation);
+    batch_begin_ = position_;
+  }
   if (anchor_ == operation && step_.operations() > 0) begin_step();
   if (step_.operations() == 0) first_ = operation;
   step_.add(operation);

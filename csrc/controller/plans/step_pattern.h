@@ -4,7 +4,9 @@
 // same operations as the one before it, each the same number of times, in any order. An anchor that
 // occurs several times in a step, or not in every step, yields unequal steps; then another
 // operation becomes the anchor: the next one that recurs, or one that recurs at a greater distance.
-// The latter finds steps that consist of several similar parts.
+// The latter finds steps that consist of several similar parts. Only the first operation
+// of a batch becomes the anchor: a plan begins between two batches, so that the boundary of a step
+// must be there, too.
 //
 // All costs are constant per operation.
 #pragma once
@@ -22,8 +24,9 @@ class StepPattern {
   // A longer sequence without the anchor is not a step.
   static constexpr std::size_t kMostOperations = 1 << 14;
 
-  // Adds the next decided operation. Equal operations have equal numbers.
-  void note(std::uint64_t operation);
+  // Adds the next decided operation. Equal operations have equal numbers. `begins_batch`: it is the
+  // first one of its batch.
+  void note(std::uint64_t operation, bool begins_batch);
   // Resets the pattern after an operation that no plan can contain.
   void disturb() { *this = StepPattern(); }
 
@@ -51,6 +54,7 @@ class StepPattern {
   std::unordered_map<std::uint64_t, std::uint64_t> seen_;  // the last position of an operation
   std::uint64_t position_ = 0;
   std::uint64_t step_begin_ = 0;
+  std::uint64_t batch_begin_ = 0;
   // A step with more operations is not expected; the anchor does not recur.
   std::uint64_t longest_ = 0;
   // The greatest distance at which an anchor has recurred since steps were equal; 0: none was

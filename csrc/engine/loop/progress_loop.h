@@ -106,6 +106,9 @@ class LoopOwnership {
 //
 // - bool has_sleeping_callers() const: a thread of the program is blocked on an operation.
 //
+// - bool has_callbacks() const: the program has a function called when an operation in flight ends.
+//   Its threads may compute meanwhile.
+//
 // - bool must_poll() const: an operation may complete without an event.
 //
 // - SteadyTime quiet_since() const: the time of the last progress.
@@ -158,7 +161,7 @@ class ProgressLoop {
   void release();
 
  private:
-  // Steps without work after which the progress thread sleeps if no caller waits: the program needs
+  // Steps without work after which the progress thread sleeps if nobody waits: the program needs
   // the processor for its own computation.
   static constexpr int kSpins = 50;
   // Steps that a caller makes at most before it releases the loop.
@@ -172,6 +175,7 @@ class ProgressLoop {
 
   void run();
   void run_while_busy();
+  bool spin_pays();
   void watch_if_due(SteadyTime time);
   bool work_left();
   bool nothing_in_sight() const;
@@ -299,8 +303,7 @@ void ProgressLoop<Work>::run_while_busy() {
       spin_budget_.forget();
     } else if (!crowded_ && ++idle_spins < kSpins) {
       continue;
-    } else if (!crowded_ && work_.has_sleeping_callers() && spin_budget_.spin(steady_now())) {
-      spin_pause();
+    } else if (!crowded_ && spin_pays()) {
       continue;
     }
     idle_spins = 0;
@@ -308,6 +311,21 @@ void ProgressLoop<Work>::run_while_busy() {
     if (!guarded([this] { return work_left(); })) return rest_if_idle();
     doorbell_.finish_sleep();
   }
+}
+
+// Whether the progress thread should look again instead of sleeping. It has left the processor to
+// others for a moment then.
+template <typename Work>
+bool ProgressLoop<Work>::spin_pays() {
+  const bool callers_sleep = work_.has_sleeping_callers();
+  if (!callers_sleep && !work_.has_callbacks()) return false;
+  if (!spin_budget_.spin(steady_now())) return false;
+  if (callers_sleep) {
+    spin_pause();
+  } else {
+    ::sched_yield();  // threads of the program that compute get this processor if they need it
+  }
+  return true;
 }
 
 // ---- callers

@@ -36,6 +36,7 @@ void HandleTable::finish_all(std::span<const OperationPtr> operations) {
       if (waiting.sleepers > 0) waiting.ended.notify_all();
       if (waiting.done != nullptr) calls.emplace_back(waiting.done, waiting.done_context);
     }
+    callbacks_ -= static_cast<int>(calls.size());
   }
   for (const auto& [done, context] : calls) done(context);
 }
@@ -51,7 +52,10 @@ bool HandleTable::on_done(hp_handle handle, hp_done done, void* context) {
     }
     waiting.done = done;
     waiting.done_context = context;
-    if (!operation->done.load()) return true;
+    if (!operation->done.load()) {
+      ++callbacks_;
+      return true;
+    }
   }
   done(context);
   return false;

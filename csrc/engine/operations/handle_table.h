@@ -94,6 +94,8 @@ class HandleTable {
   SteadyTime last_event() const { return last_event_.load(std::memory_order_relaxed); }
   // Whether a thread sleeps in a Wait.
   bool has_sleepers() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
+  // Whether a function waits for the end of an operation in flight.
+  bool has_callbacks() const { return callbacks_.load(std::memory_order_relaxed) > 0; }
 
  private:
   const OperationPtr& find(hp_handle handle) const;
@@ -108,6 +110,7 @@ class HandleTable {
   CallerThreads threads_;
   mutable std::atomic<std::uint64_t> result_observations_{0};
   std::atomic<int> sleepers_{0};
+  std::atomic<int> callbacks_{0};  // functions that were given to on_done() and not called yet
   std::atomic<SteadyTime> last_event_{};
 };
 

@@ -239,16 +239,16 @@ TEST_CASE("a loop of one operation becomes a step soon after it was part of some
   // What a benchmark or a loop of metrics does: 1 recurs, among 2, at distances that differ.
   constexpr std::uint64_t kLoop = 1, kBarrier = 2;
   StepPattern pattern;
-  for (const std::uint64_t first : {kLoop, std::uint64_t{3}, kBarrier}) pattern.note(first);
+  for (const std::uint64_t first : {kLoop, std::uint64_t{3}, kBarrier}) pattern.note(first, true);
   const auto learned_within = [&](int most) {
     for (int i = 1; i <= most; ++i) {
-      pattern.note(kLoop);
+      pattern.note(kLoop, true);
       if (pattern.repeated() > 0 && pattern.step().operations() == 1) return i;
     }
     return 0;
   };
   CHECK(learned_within(50) == 0);
-  pattern.note(kBarrier);
+  pattern.note(kBarrier, true);
   CHECK(learned_within(200) > 0);
 
   // Operations that are no steps are tried more and more rarely.
@@ -256,10 +256,33 @@ TEST_CASE("a loop of one operation becomes a step soon after it was part of some
   StepPattern noise;
   int steps = 0;
   for (int i = 0; i < 20'000; ++i) {
-    noise.note(4 + random() % 3);
+    noise.note(4 + random() % 3, true);
     steps += noise.repeated() > 2 ? 1 : 0;
   }
   CHECK(steps < 2'000);
+}
+
+TEST_CASE("a step that is one batch is learned soon after other steps have come between") {
+  // What a program does that trains two models in turn, and then one of them: each step waits for
+  // all of its operations, and the ranks are ready for them at once.
+  PlanLearner learner(3, 1);
+  const auto run_step = [&](const std::vector<std::string>& names) {
+    std::vector<ReadyOperation> batch;
+    for (const std::string& name : names) {
+      learner.note(*make_identity(name, signature_of()), 1);
+      batch.push_back({name, signature_of(), {}});
+    }
+    learner.note_batch(batch);
+  };
+  const std::vector<std::string> one{"a", "b", "c"}, other{"d", "e"};
+  for (const auto* const step : {&one, &one, &other, &other}) run_step(*step);
+  std::optional<PlanLearner::Query> query;
+  for (int i = 0; i < 50 && !query; ++i) {
+    run_step(one);
+    query = learner.propose_query();
+  }
+  REQUIRE(query);
+  CHECK(query->operations == 3);
 }
 
 TEST_CASE("a query needs operations that every rank has submitted") {

@@ -306,3 +306,19 @@ TEST_CASE("a handle accepts one completion function") {
   CHECK(failure_of([&] { calls.ask(engine, handle, 1); }).code == HP_INVALID_ARGUMENT);
   CHECK(calls.times() == std::vector<int>{1, 0});
 }
+
+TEST_CASE("the progress thread knows whether a completion call is still to come") {
+  Cluster cluster(Transport::kThreads, 2);
+  Calls calls(1);
+  Ones ones(10), of_peer(10);
+  const hp_handle handle = ones.submit_to(cluster.engine(0), "x");
+  calls.ask(cluster.engine(0), handle, 0);
+  CHECK(cluster.engine(0).handles().has_callbacks());
+  CHECK(!cluster.engine(1).handles().has_callbacks());
+  const hp_handle peer = of_peer.submit_to(cluster.engine(1), "x");
+  CHECK(calls.next() == 0);
+  CHECK(!cluster.engine(0).handles().has_callbacks());
+  CHECK(cluster.engine(1).wait(peer, kForever).ok());
+  cluster.engine(0).handles().release(handle);
+  cluster.engine(1).handles().release(peer);
+}

@@ -124,6 +124,7 @@ class TicketWork {
   bool requests_waiting() const { return requests_.load(); }
   bool has_running_batch() const { return !pending_.empty(); }
   bool has_sleeping_callers() const { return sleepers_.load() > 0; }
+  static bool has_callbacks() { return false; }
   bool must_poll() const { return false; }
   SteadyTime quiet_since() const { return quiet_since_; }
   // A loop without tickets may rest. With tickets, the interval of watch() is so long that a test

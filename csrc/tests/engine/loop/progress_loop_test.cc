@@ -603,6 +603,7 @@ struct EndlessWork {
   static bool requests_waiting() { return false; }
   static bool has_running_batch() { return true; }
   static bool has_sleeping_callers() { return false; }
+  static bool has_callbacks() { return false; }
   static bool must_poll() { return false; }
   static SteadyTime quiet_since() { return {}; }
   static Seconds sleep_time() { return kForever; }
