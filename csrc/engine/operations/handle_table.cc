@@ -36,7 +36,7 @@ void HandleTable::finish_all(std::span<const OperationPtr> operations) {
       if (waiting.sleepers > 0) waiting.ended.notify_all();
       if (waiting.done != nullptr) calls.emplace_back(waiting.done, waiting.done_context);
     }
-    callbacks_ -= static_cast<int>(calls.size());
+    if (!calls.empty()) callbacks_ -= static_cast<int>(calls.size());
   }
   for (const auto& [done, context] : calls) done(context);
 }
