@@ -301,9 +301,7 @@ void ProgressLoop<Work>::run_while_busy() {
     // Only a running collective is worth spinning for: its next flag or frame is on its way.
     if (!work_.has_running_batch()) {
       spin_budget_.forget();
-    } else if (!crowded_ && ++idle_spins < kSpins) {
-      continue;
-    } else if (!crowded_ && spin_pays()) {
+    } else if (!crowded_ && (++idle_spins < kSpins || spin_pays())) {
       continue;
     }
     idle_spins = 0;
