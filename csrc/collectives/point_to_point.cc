@@ -15,7 +15,7 @@ constexpr std::size_t kMostInline = 16 << 10;
 // A receiver keeps offers for which it has no recv yet. So much of each sender's tensors is in them
 // at most; further tensors stay with their sender until they are received.
 constexpr std::size_t kMostUnanswered = 1 << 20;
-// Below, the transfer consists of the messages before it, and a connection wakes the receiver at no
+// Below, the transfer consists of the messages before it, and a link wakes the receiver at no
 // further cost.
 constexpr std::size_t kLeastDirect = 256 << 10;
 constexpr std::size_t kLeastChunk = 16 << 10;
