@@ -127,7 +127,9 @@ bool Link::pump_write() {
       break;
     }
   }
-  if (next_ != nullptr && queue_.empty()) std::exchange(next_, nullptr)->begin_writing(sent_);
+  if (next_ != nullptr && queue_.empty() && next_->peer_reads()) {
+    std::exchange(next_, nullptr)->begin_writing(sent_);
+  }
   if (close_when_empty_ && queue_.empty() && !write_closed_) {
     write_closed_ = true;
     stream_->close_write();

@@ -229,8 +229,9 @@ bool Mesh::pump_writes() {
       }
     }
     const int fd = link.traits().fd;
-    if (mailbox == nullptr && fd >= 0 && !link.failure()) {
-      poller_.want_write(fd, index, link.wants_write());
+    if (fd >= 0 && !link.failure()) {
+      const bool over_socket = mailbox == nullptr || !mailbox->writes();
+      poller_.want_write(fd, index, over_socket && link.wants_write());
     }
     if (link.wants_write()) return false;
     link.unlist();

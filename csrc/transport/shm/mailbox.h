@@ -46,6 +46,7 @@ class Mailbox {
     std::atomic<std::uint32_t> full{0};
     // Written by the owner of the mailbox.
     alignas(kCacheLine) Counter read{0};
+    std::atomic<std::uint32_t> open{0};  // the owner reads the ring
     alignas(kCacheLine) std::byte data[kRingBytes];
   };
   using News = std::array<Counter, kWords>;

@@ -21,7 +21,9 @@ MailboxStream::MailboxStream(std::unique_ptr<Stream> connection, RingEnd out, Ri
       out_(std::move(out)),
       in_(std::move(in)),
       peer_(std::move(peer)),
-      received_(received) {}
+      received_(received) {
+  in_.ring().open.store(1, std::memory_order_release);
+}
 
 // ---- writing ----
 

@@ -1,11 +1,11 @@
 // The stream of a link between two ranks of one host: bytes pass through the ranks' mailboxes, and
 // the connection that was there before tells of the end.
 //
-// Writing changes over when the link has nothing left to write (begin_writing): the peer may need
-// what was queued before to map its own memory. What was sent over the connection is read first;
-// `begins` in the ring says how much that is. Afterwards the connection is read only
-// when epoll reports it (note_event), which then means that the peer has closed it. What the peer
-// has written to the ring before that is read first.
+// Writing changes over when the link has nothing left to write and the peer reads its mailbox
+// (begin_writing): the peer may need what was queued before to map its own memory. What was sent
+// over the connection is read first; `begins` in the ring says how much that is. Afterwards the
+// connection is read only when epoll reports it (note_event), which then means that the peer has
+// closed it. What the peer has written to the ring before that is read first.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,11 @@ class MailboxStream final : public Stream {
   MailboxStream(std::unique_ptr<Stream> connection, RingEnd out, RingEnd in,
                 std::shared_ptr<Doorbell> peer, std::uint64_t received);
 
+  // Whether the peer reads its mailbox. Before, it would take the end of the connection for a
+  // failure although the ring holds what was written last.
+  bool peer_reads() const { return out_.ring().open.load(std::memory_order_acquire) != 0; }
+  // Whether begin_writing() was called.
+  bool writes() const { return writes_; }
   // From now on, what is written passes through the ring. `sent`: the bytes that have passed over
   // the connection.
   void begin_writing(std::uint64_t sent);
