@@ -1,6 +1,6 @@
 /* The least that an allreduce between two hosts can do over one TCP connection: each rank sends half of the float32
  * data and adds what it receives to the other half, then they exchange the halves. Small data is exchanged whole. No
- * names, no order, no time limits. harness/bare_tcp.py calls it. */
+ * names, no order, no time limits. harness/peers.py calls it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

@@ -63,15 +63,13 @@ void Link::connect(std::unique_ptr<Stream> stream) {
   if (!queue_.empty()) list_as_writer();
 }
 
-MailboxStream& Link::use_mailboxes(RingEnd out, RingEnd in, std::shared_ptr<Doorbell> peer) {
+void Link::use_mailboxes(RingEnd out, RingEnd in, std::shared_ptr<Doorbell> peer) {
   auto stream = std::make_unique<MailboxStream>(std::move(stream_), std::move(out), std::move(in),
                                                 std::move(peer), received_);
-  MailboxStream& made = *stream;
-  next_ = &made;
+  mailbox_ = stream.get();
   stream_ = std::move(stream);
   traits_ = stream_->traits();
   pump_write();
-  return made;
 }
 
 void Link::note_bytes(std::uint64_t bytes) {
@@ -127,9 +125,8 @@ bool Link::pump_write() {
       break;
     }
   }
-  if (next_ != nullptr && queue_.empty() && next_->peer_reads()) {
-    std::exchange(next_, nullptr)->begin_writing(sent_);
-  }
+  const bool can_change_over = mailbox_ != nullptr && !mailbox_->writes() && queue_.empty();
+  if (can_change_over && mailbox_->peer_reads()) mailbox_->begin_writing(sent_);
   if (close_when_empty_ && queue_.empty() && !write_closed_) {
     write_closed_ = true;
     stream_->close_write();

@@ -91,8 +91,10 @@ class Link {
   // Whether the link has been connected from the beginning, which is the same at both ends.
   bool connected_from_start() const { return connected_from_start_; }
   // The ranks' mailboxes carry what the stream has carried, as soon as the frames that are queued
-  // now have been written. Returns the new stream, which lives as long as this link.
-  MailboxStream& use_mailboxes(RingEnd out, RingEnd in, std::shared_ptr<Doorbell> peer);
+  // now have been written and the peer reads its mailbox.
+  void use_mailboxes(RingEnd out, RingEnd in, std::shared_ptr<Doorbell> peer);
+  // The stream since then; nullptr before.
+  MailboxStream* mailbox() const { return mailbox_; }
   // epoll has reported the stream's descriptor.
   void note_event() { stream_->note_event(); }
   // Whether a receive is posted or data is queued. A polled stream must be polled then.
@@ -168,7 +170,7 @@ class Link {
   std::optional<std::string> failure_;
   bool ended_ = false;
   const bool connected_from_start_;
-  MailboxStream* next_ = nullptr;          // the stream, until what was queued before it is written
+  MailboxStream* mailbox_ = nullptr;
   std::uint64_t sent_ = 0, received_ = 0;  // bytes over the stream
 
   FrameQueue queue_;

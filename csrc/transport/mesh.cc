@@ -54,20 +54,14 @@ void Mesh::watch(Link& link, int token) {
 void Mesh::use_mailboxes(const std::vector<Neighbor>& neighbors, std::size_t self) {
   mailbox_ = neighbors[self].mailbox;
   mailbox_links_.resize(neighbors.size());
-  mailbox_streams_.resize(links_.size());
-  for (std::size_t index = 0; index < links_.size(); ++index) {
-    Link& link = *links_[index];
-    const auto to = std::ranges::find(neighbors, link.peer(), &Neighbor::rank);
-    const bool uses_it = to != neighbors.end() && link.connected_from_start() &&
-                         link.traits().wake_up == Stream::WakeUp::kDescriptor && !link.failure();
+  for (const auto& link : links_) {
+    const auto to = std::ranges::find(neighbors, link->peer(), &Neighbor::rank);
+    const bool uses_it = to != neighbors.end() && link->connected_from_start() &&
+                         link->traits().wake_up == Stream::WakeUp::kDescriptor && !link->failure();
     if (!uses_it) continue;
     const auto peer = static_cast<std::size_t>(to - neighbors.begin());
-    MailboxStream& stream =
-        link.use_mailboxes({to->mailbox, self}, {*mailbox_, peer}, to->doorbell);
-    mailbox_links_[peer] = {&link, &stream};
-    mailbox_streams_[index] = &stream;
-    unrung_.push_back(&stream);
-    poller_.want_write(link.traits().fd, static_cast<int>(index), false);
+    link->use_mailboxes({to->mailbox, self}, {*mailbox_, peer}, to->doorbell);
+    mailbox_links_[peer] = link.get();
     --sockets_;
   }
 }
@@ -152,10 +146,9 @@ bool Mesh::read_mailbox() {
     for (std::uint64_t bits = unread_[word]; bits != 0; bits &= bits - 1) {
       const auto bit = static_cast<unsigned>(std::countr_zero(bits));
       const std::size_t peer = word * 64 + bit;
-      const auto [link, stream] =
-          peer < mailbox_links_.size() ? mailbox_links_[peer] : MailboxLink{};
+      Link* const link = peer < mailbox_links_.size() ? mailbox_links_[peer] : nullptr;
       if (link != nullptr) moved |= read(*link);
-      const bool waits = link != nullptr && !link->failure() && stream->unread();
+      const bool waits = link != nullptr && !link->failure() && link->mailbox()->unread();
       if (!waits) unread_[word] &= ~(std::uint64_t{1} << bit);
     }
   }
@@ -177,7 +170,7 @@ bool Mesh::has_silent_work() const {
   }
   // A full ring.
   return std::ranges::any_of(activity_.writers, [&](int index) {
-    return mailbox_streams_[static_cast<std::size_t>(index)] != nullptr;
+    return links_[static_cast<std::size_t>(index)]->mailbox() != nullptr;
   });
 }
 
@@ -220,8 +213,7 @@ bool Mesh::pump_writes() {
   bool moved = false;
   std::erase_if(activity_.writers, [&](const int index) {
     Link& link = *links_[static_cast<std::size_t>(index)];
-    MailboxStream* const mailbox =
-        mailbox_ ? mailbox_streams_[static_cast<std::size_t>(index)] : nullptr;
+    MailboxStream* const mailbox = link.mailbox();
     if (link.wants_write()) {
       moved |= link.pump_write();
       if (mailbox != nullptr && std::ranges::find(unrung_, mailbox) == unrung_.end()) {

@@ -144,14 +144,7 @@ class Mesh {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<std::vector<Link*>> lanes_;  // by rank
   std::vector<Link*> ringing_;             // links whose peers ring the doorbell
-  // The links with mailboxes, by the position of the peer among the ranks of the host; and the
-  // streams of all links that have one, by the link's index.
-  struct MailboxLink {
-    Link* link = nullptr;
-    MailboxStream* stream = nullptr;
-  };
-  std::vector<MailboxLink> mailbox_links_;
-  std::vector<MailboxStream*> mailbox_streams_;
+  std::vector<Link*> mailbox_links_;    // by the position of the peer among the ranks of the host
   std::vector<MailboxStream*> unrung_;  // written to, each once, since ring_unread()
   unsigned since_unrung_ = 0;           // calls of pump() since then
   std::optional<Mailbox> mailbox_;      // of this rank

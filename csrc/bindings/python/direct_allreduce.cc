@@ -16,7 +16,6 @@
 #include "direct_allreduce.h"
 
 #include <datetime.h>
-#include <structmember.h>
 
 #include <array>
 #include <cstddef>
@@ -62,6 +61,7 @@ struct DirectAllreduce {
   PyObject head;
   vectorcallfunc vectorcall;
   PyObject* dict;
+  PyObject* weak_references;
   PyObject* python;        // the method that it stands for
   PyObject* options_type;  // of usual calls
   PyObject* reductions;    // those of the core, by the hash of those of PyTorch
@@ -197,28 +197,6 @@ PyObject* create_allreduce(PyTypeObject* type, PyObject* args, PyObject*) {
   return reinterpret_cast<PyObject*>(self);
 }
 
-std::array allreduce_members = {
-    PyMemberDef{"__vectorcalloffset__", T_PYSSIZET, offsetof(DirectAllreduce, vectorcall), READONLY,
-                nullptr},
-    PyMemberDef{"__dictoffset__", T_PYSSIZET, offsetof(DirectAllreduce, dict), READONLY, nullptr},
-    PyMemberDef{}};
-std::array allreduce_attributes = {
-    PyGetSetDef{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
-    PyGetSetDef{}};
-std::array allreduce_slots = {slot(Py_tp_new, create_allreduce),
-                              slot(Py_tp_call, PyVectorcall_Call),
-                              slot(Py_tp_traverse, traverse<DirectAllreduce>),
-                              slot(Py_tp_clear, clear<DirectAllreduce>),
-                              slot(Py_tp_dealloc, destroy<DirectAllreduce>),
-                              slot(Py_tp_descr_get, bind),
-                              PyType_Slot{Py_tp_members, allreduce_members.data()},
-                              PyType_Slot{Py_tp_getset, allreduce_attributes.data()},
-                              PyType_Slot{0, nullptr}};
-PyType_Spec allreduce_spec = {"horoplug._native.DirectAllreduce", sizeof(DirectAllreduce), 0,
-                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                                  Py_TPFLAGS_METHOD_DESCRIPTOR,
-                              allreduce_slots.data()};
-
 }  // namespace
 
 void add_direct_allreduce(py::module_& module) {
@@ -230,9 +208,8 @@ void add_direct_allreduce(py::module_& module) {
           .def(py::init<py::object>(), "engine"_a)
           .def_readwrite("callback_thread", &DirectGroup::callback_thread);
   group_type = reinterpret_cast<PyTypeObject*>(of_group.ptr());
-  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&allreduce_spec));
-  if (!type) throw py::error_already_set();
-  module.attr("DirectAllreduce") = type;
+  FunctionType<DirectAllreduce>::add_to(module, "horoplug._native.DirectAllreduce",
+                                        create_allreduce, Py_TPFLAGS_METHOD_DESCRIPTOR);
 }
 
 }  // namespace horoplug::python

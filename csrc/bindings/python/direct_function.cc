@@ -1,7 +1,5 @@
 #include "direct_function.h"
 
-#include <structmember.h>
-
 #include <utility>
 
 #include "dlpack_layout.h"
@@ -72,55 +70,10 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   return nullptr;
 }
 
-void destroy_function(PyObject* object) {
-  if (self_of<DirectFunction>(object).weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  destroy<DirectFunction>(object);
-}
-
-// As a function of Python, it is pickled by its name, and is its own copy.
-PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
-
-PyObject* represent(PyObject* self) {
-  PyObject* const name = PyObject_GetAttrString(self, "__qualname__");
-  if (name == nullptr) return nullptr;
-  PyObject* const text = PyUnicode_FromFormat("<function %U>", name);
-  Py_DECREF(name);
-  return text;
-}
-
-std::array methods = {PyMethodDef{"__reduce__", reduce, METH_NOARGS, nullptr}, PyMethodDef{}};
-std::array members = {
-    PyMemberDef{"__vectorcalloffset__", T_PYSSIZET, offsetof(DirectFunction, vectorcall), READONLY,
-                nullptr},
-    PyMemberDef{"__dictoffset__", T_PYSSIZET, offsetof(DirectFunction, dict), READONLY, nullptr},
-    PyMemberDef{"__weaklistoffset__", T_PYSSIZET, offsetof(DirectFunction, weak_references),
-                READONLY, nullptr},
-    PyMemberDef{}};
-std::array attributes = {
-    PyGetSetDef{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
-    PyGetSetDef{}};
-
-std::array function_slots = {slot(Py_tp_new, create),
-                             slot(Py_tp_call, PyVectorcall_Call),
-                             slot(Py_tp_traverse, traverse<DirectFunction>),
-                             slot(Py_tp_clear, clear<DirectFunction>),
-                             slot(Py_tp_dealloc, destroy_function),
-                             slot(Py_tp_descr_get, bind),
-                             slot(Py_tp_repr, represent),
-                             PyType_Slot{Py_tp_methods, methods.data()},
-                             PyType_Slot{Py_tp_members, members.data()},
-                             PyType_Slot{Py_tp_getset, attributes.data()},
-                             PyType_Slot{0, nullptr}};
-PyType_Spec function_spec = {"horoplug._native.DirectFunction", sizeof(DirectFunction), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                             function_slots.data()};
-
 }  // namespace
 
 void add_direct_function(py::module_& module) {
-  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&function_spec));
-  if (!type) throw py::error_already_set();
-  module.attr("DirectFunction") = type;
+  FunctionType<DirectFunction>::add_to(module, "horoplug._native.DirectFunction", create);
 }
 
 }  // namespace horoplug::python

@@ -236,6 +236,21 @@ TEST_CASE("messages that were queued before a rank uses its mailbox leave over t
   CHECK(host.received[0][1].second.size() == 4);
 }
 
+TEST_CASE("a rank that leaves before its peer reads its mailbox is heard to the end") {
+  Host host(2);
+  host.use_mailboxes(1);
+  for (const std::size_t bytes : {3, 4}) {
+    host.meshes[1]->send_control(0, Bytes(bytes));
+    host.meshes[1]->pump();
+  }
+  host.meshes[1].reset();
+  host.meshes[0]->pump();
+  REQUIRE(host.received[0].size() == 2);
+  CHECK(host.received[0][1].second.size() == 4);
+  REQUIRE(host.meshes[0]->failed(1) != nullptr);
+  CHECK(host.meshes[0]->failed(1)->closed_by_peer());
+}
+
 TEST_CASE("messages between all ranks of a host pass through mailboxes, however many ranks") {
   constexpr std::size_t kRanks = 70;  // more than the bits of a word
   Host host(kRanks);

@@ -13,8 +13,8 @@
 // looks at `full` and rings the writer's doorbell. Each side has a full fence between its two
 // steps.
 //
-// A connection carries everything until both ranks have mapped each other's mailbox. `begins` tells
-// the reader how much was sent over it before the ring took over.
+// A connection carries what a rank sends until the receiver reads its mailbox (`open`). `begins`
+// tells the receiver how much was sent over it before the ring took over.
 #pragma once
 
 #include <array>
